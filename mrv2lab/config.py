@@ -1,0 +1,205 @@
+"""What is fixed before the first step: frozen dataclasses that check themselves, and model presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["float32", "float16", "bfloat16"]
+TransferName = Literal["unsafe", "barrier", "pinned_copy", "uva_pool"]
+StreamName = Literal["deferred", "threaded"]
+KernelName = Literal["auto", "triton", "spec", "interpret"]
+
+ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+"""Supported decoders, by their name in a Hugging Face ``config.json``, and whether they norm q and k per head."""
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{type(owner).__name__}.{name} must be a positive integer, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama/Qwen3-style decoder. Field names follow Hugging Face's ``config.json``."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: DType = "float32"
+    architecture: str = "LlamaForCausalLM"
+    name: str = "random"
+
+    def __post_init__(self) -> None:
+        _positive(
+            self,
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+        )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ValueError(f"unsupported architecture {self.architecture!r}; supported: {known}")
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"eos token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def q_size(self) -> int:
+        """Width of the query projection."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the key (or value) projection."""
+        return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache. ``num_blocks`` counts block 0, the null block, which is never handed out."""
+
+    num_blocks: int = 512
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_blocks", "block_size")
+        if self.num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2 (block 0 is the null block), got {self.num_blocks}")
+        if self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two, got {self.block_size}")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Budgets of a step. R = max_num_reqs, T = max_num_batched_tokens, L = max_model_len."""
+
+    max_num_reqs: int = 1024
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 1024
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    """Longest prefill chunk while another request could use the budget; 0 means no cap."""
+    reserve_full_sequence: bool = True
+    """Admit a waiting request only if all its known tokens fit into free blocks at once."""
+    async_scheduling: bool = True
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_num_reqs", "max_num_batched_tokens", "max_model_len")
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
+        if self.max_num_batched_tokens < self.max_num_reqs and self.long_prefill_token_threshold == 0:
+            # Not an error: fewer requests than max_num_reqs simply run in one step.
+            pass
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """Steps in flight at most: the engine's batch queue and the least depth of every host-buffer pool."""
+        return 2 if self.async_scheduling else 1
+
+
+@dataclass(frozen=True)
+class SpecConfig:
+    """Speculative decoding: K draft tokens a step (0 = off)."""
+
+    num_speculative_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens must be >= 0, got {self.num_speculative_tokens}")
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Which runner, on which machine, with which transfer policy and (on a CPU) which software stream."""
+
+    runner: Literal["mrv2"] = "mrv2"
+    device: str = "auto"
+    transfer: TransferName = "uva_pool"
+    pool_depth: int = 2
+    """Slots of each UVA buffer pool; safe while no more steps than this are in flight."""
+    kernels: KernelName = "auto"
+    stream: StreamName = "deferred"
+    lag: int | None = None
+    """Deferred stream only: how many steps the device trails the host; None = until a wait needs it, 0 = at once."""
+
+    def __post_init__(self) -> None:
+        choices = {
+            "runner": ("mrv2",),
+            "transfer": ("unsafe", "barrier", "pinned_copy", "uva_pool"),
+            "kernels": ("auto", "triton", "spec", "interpret"),
+            "stream": ("deferred", "threaded"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"RunnerConfig.{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        _positive(self, "pool_depth")
+        if self.lag is not None and self.lag < 0:
+            raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+
+    def __post_init__(self) -> None:
+        if self.scheduler.max_model_len > self.model.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len {self.scheduler.max_model_len} exceeds the model's "
+                f"max_position_embeddings {self.model.max_position_embeddings}"
+            )
+
+
+QWEN3_0_6B = ModelConfig(
+    name="qwen3-0.6b-shape",
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1024,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    max_position_embeddings=40_960,
+    rope_theta=1_000_000.0,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    qk_norm=True,
+    dtype="bfloat16",
+)
+"""The performance model's shape; its weights are seeded random numbers."""
+
+PRESETS: dict[str, ModelConfig] = {QWEN3_0_6B.name: QWEN3_0_6B}

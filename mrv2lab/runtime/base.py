@@ -1,0 +1,219 @@
+"""Runtime: the only object that knows what machine this is. Constructors take it where vLLM's take ``device``.
+
+Everything the device does passes one of its chokepoints (``kernel``, ``run``, ``h2d``, ``d2h``, ``publish``,
+``Graph.replay``, ``Event.record``, ``Stream.wait_event``, ``Event.synchronize``), and there an observer learns of it
+without a synchronisation.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
+from mrv2lab.ops._op import Backend, Op
+from mrv2lab.runtime.places import Place, Registry
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class DeviceError(RuntimeError):
+    """Queued work raised; its stream is poisoned until ``reset``. The message names the launch and its call site."""
+
+
+class PlaceError(RuntimeError):
+    """A tensor is in a place from which this operation cannot be done."""
+
+
+class Event(ABC):
+    """A point in a stream. Waiting for it waits for exactly what the stream held when it was recorded."""
+
+    name: str
+
+    @abstractmethod
+    def record(self, stream: Stream | None = None) -> None:
+        """Put the event into ``stream`` (the current one by default)."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """Whether the work in front of the event is done. Never waits."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until the work in front of the event is done."""
+
+
+class Stream(ABC):
+    """A queue of device work, in order."""
+
+    name: str
+
+    @abstractmethod
+    def wait_event(self, event: Event) -> None:
+        """Later work of this stream waits for ``event``; the host does not."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until the stream is empty."""
+
+
+class Graph(ABC):
+    """A recorded sequence of launches over fixed buffers, replayed by one launch."""
+
+    name: str
+
+    @abstractmethod
+    def capture(self) -> AbstractContextManager[None]:
+        """Launches inside the ``with`` are recorded, not run."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Launch the whole sequence on the current stream."""
+
+
+class Runtime(ABC):
+    """Device, kernel backend, streams and observer. See the module's docstring."""
+
+    device: torch.device
+    backend: Backend
+    main: Stream
+    copy: Stream
+
+    def __init__(self, observer: Observer = NULL_OBSERVER) -> None:
+        self.observer = observer
+        self.registry = Registry()
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def empty(self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
+        """A registered buffer with unspecified contents."""
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
+        """A registered buffer of zeros. For constructors: the fill is not queued work."""
+        tensor = self.empty(shape, dtype, name=name, place=place)
+        self.raw(tensor).zero_()
+        return tensor
+
+    @abstractmethod
+    def adopt(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Take a host tensor (a weight) to the device. For constructors."""
+
+    @abstractmethod
+    def raw(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The plain torch tensor behind ``tensor``, without any check: for constructors and queued work."""
+
+    @abstractmethod
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host copy of a tensor after everything queued so far: an explicit synchronisation, for looking and tests."""
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def stream(self, name: str) -> Stream:
+        """A further stream."""
+
+    @abstractmethod
+    def event(self, name: str) -> Event:
+        """A new event; its ``synchronize`` sleeps rather than spins."""
+
+    @abstractmethod
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        """Work inside the ``with`` goes to ``stream``."""
+
+    @abstractmethod
+    def graph(self, name: str) -> Graph:
+        """A new, empty graph."""
+
+    # -- chokepoints ---------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, fn: Callable[..., Any]) -> None:
+        """Bind ``name`` to a segment function, once. ``fn`` reads only its arguments and constants."""
+        if name in self._functions:
+            raise ValueError(f"{name!r} is registered already; a name is bound once")
+        self._functions[name] = fn
+
+    @abstractmethod
+    def kernel(self, op: Op, args: tuple[Any, ...]) -> None:
+        """Launch an op on the current stream. Called by ``Op.__call__``."""
+
+    @abstractmethod
+    def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
+        """Launch the segment bound to ``name`` on the current stream."""
+
+    @abstractmethod
+    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Queue a copy of host memory to the device. From pageable memory it synchronises, as on CUDA."""
+
+    @abstractmethod
+    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Queue a copy of device memory to pinned host memory."""
+
+    def publish(self, slot: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
+        """The host writes ``values`` into the first elements of a pinned or UVA buffer, now, without any wait."""
+        host = slot.numpy()
+        host[: len(values)] = values
+        if self.observer.enabled:
+            name = self.registry.name(slot)
+            self.observer.mark(Mark("publish", name, "", values.nbytes, (), (name,), 0, self.site()))
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """A step's last launch is queued: the unit in which a software stream's lag is counted."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until every stream is empty."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Drop queued work and poison. Buffers keep whatever the work done so far left in them."""
+
+    def close(self) -> None:
+        """Give back what outlives a garbage collection (worker threads)."""
+
+    @abstractmethod
+    def watch_syncs(self) -> AbstractContextManager[list[str]]:
+        """Inside the ``with``, implicit synchronisations are collected: one line each, naming operation and caller."""
+
+    # -- call sites ----------------------------------------------------------------------------------------------------
+
+    def site(self) -> str | None:
+        """``file:line`` of the caller outside runtime/, ops/ and memory/, where the observer asks for call sites."""
+        return call_site() if self.observer.call_sites else None
+
+
+_INSIDE = ("mrv2lab.runtime", "mrv2lab.ops", "mrv2lab.memory", "mrv2lab.observer", "contextlib", "torch")
+
+
+def call_site() -> str:
+    """``file:line`` of the nearest frame outside the runtime's own packages (about 1 us)."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_INSIDE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@contextmanager
+def inference() -> Iterator[None]:
+    """Autograd off, for queued work. Worker threads enter it themselves, since the mode is per thread."""
+    with torch.inference_mode():
+        yield
+
+
+def tensor_bytes(args: tuple[Any, ...]) -> int:
+    """Bytes of every tensor among ``args``, tuples included."""
+    total = 0
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            total += arg.numel() * arg.element_size()
+        elif isinstance(arg, tuple):
+            total += tensor_bytes(arg)
+    return total

@@ -1,0 +1,276 @@
+"""The CPU-only machine as a first-class device: software streams, distinct places of memory, seen syncs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
+from mrv2lab.ops._op import Backend, Op
+from mrv2lab.runtime.base import PlaceError, Runtime, Stream, Tensors, call_site, tensor_bytes
+from mrv2lab.runtime.clock import CostModel, VirtualClock
+from mrv2lab.runtime.device_tensor import DeviceTensor, own, plain
+from mrv2lab.runtime.places import Place
+from mrv2lab.runtime.software import DeferredStream, Record, SoftwareEvent, SoftwareStream, ThreadedStream
+from mrv2lab.runtime.tape import Tape
+
+
+_POISON_FLOAT = float("nan")
+_POISON_INT = -0x5EED
+"""What untouched device storage holds."""
+
+
+class CpuRuntime(Runtime):
+    """See the module's docstring.
+
+    ``stream`` is ``"deferred"`` or ``"threaded"``. ``lag`` counts steps by which a deferred device trails the host:
+    None until a wait needs the work, 0 at once. ``backend`` is ``"spec"``, or ``"interpret"`` for Triton's interpreter.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: str = "deferred",
+        lag: int | None = None,
+        backend: Backend = "spec",
+        observer: Observer = NULL_OBSERVER,
+        costs: CostModel | None = None,
+    ) -> None:
+        super().__init__(observer)
+        if backend == "triton":
+            raise ValueError("compiled Triton kernels need a GPU; on a CPU use 'spec' or 'interpret'")
+        self.device = torch.device("cpu")
+        self.backend = backend
+        self.lag = lag if stream == "deferred" else None
+        self.clock = VirtualClock()
+        self.costs = costs or CostModel()
+        self._kind: type[DeferredStream] | type[ThreadedStream] = (
+            DeferredStream if stream == "deferred" else ThreadedStream
+        )
+        self._streams: list[SoftwareStream] = []
+        self._tape: Tape | None = None
+        self._steps: deque[tuple[int, ...]] = deque()
+        self._syncs: list[str] | None = None
+        self.main: SoftwareStream = self.stream("main")
+        self.copy: SoftwareStream = self.stream("copy")
+        self.current: SoftwareStream = self.main
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device"
+    ) -> torch.Tensor:
+        """See :meth:`Runtime.empty`. Device storage is poisoned, so that a read before the first write shows."""
+        tensor = torch.empty(shape, dtype=dtype)
+        if place == "device":
+            tensor.fill_(_POISON_FLOAT if dtype.is_floating_point else _POISON_INT if dtype.itemsize > 1 else 1)
+        self.registry.add(tensor, name, Place(place))
+        return own(tensor, self) if place == "device" else tensor
+
+    def adopt(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """See :meth:`Runtime.adopt`. The bytes are shared with the caller, not copied."""
+        self.registry.add(tensor, name, Place.DEVICE)
+        return own(tensor, self)
+
+    def raw(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See :meth:`Runtime.raw`."""
+        made: torch.Tensor = plain(tensor)
+        return made
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See :meth:`Runtime.read`."""
+        self.synchronize()
+        return self.raw(tensor).clone()
+
+    def implicit_read(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The host reads device storage: drain the current stream as CUDA would, say so, then read."""
+        before = self.clock.now()
+        site = call_site()
+        self.current.wait(self.current.queued)
+        self._note_sync(name, self.registry.name(next(a for a in args if isinstance(a, DeviceTensor))), before, site)
+        result = func(*(plain(arg) for arg in args), **{key: plain(value) for key, value in kwargs.items()})
+        if isinstance(result, np.ndarray):
+            return result.copy()  # NumPy views exist for host places only
+        if isinstance(result, torch.Tensor) and name not in ("cpu", "to"):
+            self.registry.add(result, f"result of {name}", Place.DEVICE)
+            return own(result, self)
+        return result
+
+    def _note_sync(self, what: str, buffer: str, since_ns: int, site: str) -> None:
+        if self._syncs is not None:
+            self._syncs.append(f"{what} on {buffer!r} at {site}")
+        if self.observer.enabled:
+            waited = self.clock.now() - since_ns
+            self.observer.mark(
+                Mark("implicit_sync", what, self.current.name, 0, (buffer,), (), max(0, waited), site)
+            )
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def stream(self, name: str) -> SoftwareStream:
+        """See :meth:`Runtime.stream`."""
+        made = self._kind(self, name)
+        self._streams.append(made)
+        return made
+
+    def event(self, name: str) -> SoftwareEvent:
+        """See :meth:`Runtime.event`."""
+        return SoftwareEvent(self, name)
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        """See :meth:`Runtime.use`."""
+        assert isinstance(stream, SoftwareStream)
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def graph(self, name: str) -> Tape:
+        """See :meth:`Runtime.graph`."""
+        return Tape(self, name)
+
+    def launch(self, record: Record) -> None:
+        """Queue a record, or lay it on the tape that is being captured."""
+        if self._tape is not None:
+            self._tape.records.append(record)
+        else:
+            self.current.enqueue(record)
+
+    @contextmanager
+    def taping(self, tape: Tape) -> Iterator[None]:
+        """Launches inside the ``with`` go to ``tape``."""
+        if self._tape is not None:
+            raise RuntimeError(f"graph {self._tape.name!r} is being captured already")
+        self._tape = tape
+        try:
+            yield
+        finally:
+            self._tape = None
+
+    # -- chokepoints ---------------------------------------------------------------------------------------------------
+
+    def kernel(self, op: Op, args: tuple[Any, ...]) -> None:
+        """See :meth:`Runtime.kernel`."""
+        captured = tuple(self._capture(op.name, arg) for arg in args)
+        nbytes = tensor_bytes(captured)
+        self.launch(Record("kernel", op.name, op.execute, (self.backend, captured), nbytes, call_site()))
+        if self.observer.enabled:
+            writes = self._names(args[i] for i in op.write_index)
+            reads = self._names(arg for i, arg in enumerate(args) if i not in op.write_index)
+            self._mark("kernel", op.name, nbytes, reads, writes)
+
+    def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
+        """See :meth:`Runtime.run`."""
+        captured = tuple(self._capture(name, arg) for arg in args)
+        nbytes = tensor_bytes(captured)
+        self.launch(Record("run", name, self._functions[name], captured, nbytes, call_site()))
+        if self.observer.enabled:
+            self._mark("run", name, nbytes, self._names(reads), self._names(writes))
+
+    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """See :meth:`Runtime.h2d`."""
+        self._copy("h2d", dst, src, device=dst, host=src)
+
+    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """See :meth:`Runtime.d2h`."""
+        self._copy("d2h", dst, src, device=src, host=dst)
+
+    def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
+        if type(device) is not DeviceTensor or type(host) is DeviceTensor:
+            raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
+        if dst.dtype != src.dtype or dst.numel() != src.numel():
+            raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
+        buffer = self.registry.find(host)
+        pageable = buffer is None or buffer.place is Place.HOST
+        before = self.clock.now()
+        to, source = plain(dst), plain(src)
+        nbytes = source.numel() * source.element_size()
+        reads = (host.untyped_storage().data_ptr(),) if kind == "h2d" else ()
+        self.launch(Record(kind, self.registry.name(host), _copy_now, (to, source), nbytes, call_site(), reads))
+        if self.observer.enabled:
+            self._mark(kind, self.registry.name(host), nbytes, self._names((src,)), self._names((dst,)))
+        if pageable:  # the driver must be done with pageable memory before it returns
+            self.current.wait(self.current.queued)
+            self._note_sync(f"pageable {kind}", self.registry.name(device), before, call_site())
+
+    def _capture(self, what: str, arg: Any) -> Any:
+        """An argument as the queue keeps it: scalars by value, device, pinned and uva tensors by reference."""
+        kind = type(arg)
+        if kind is DeviceTensor:
+            return arg.as_subclass(torch.Tensor)
+        if kind is tuple:
+            return tuple(self._capture(what, one) for one in arg)
+        if isinstance(arg, torch.Tensor):
+            buffer = self.registry.find(arg)
+            if buffer is None or buffer.place is Place.HOST:
+                raise PlaceError(
+                    f"{what}: a pageable host tensor reaches the device at {call_site()}; copy it with rt.h2d from a "
+                    "pinned buffer, or allocate it with place='uva'"
+                )
+        elif not isinstance(arg, (int, float, bool, str, torch.dtype, type(None))):
+            raise PlaceError(f"{what}: {kind.__name__} cannot be queued, only tensors and scalars, at {call_site()}")
+        return arg
+
+    def _names(self, tensors: Any) -> tuple[str, ...]:
+        names: list[str] = []
+        for tensor in tensors:
+            if isinstance(tensor, tuple):
+                names.extend(self._names(tensor))
+            elif isinstance(tensor, torch.Tensor):
+                names.append(self.registry.name(tensor))
+        return tuple(names)
+
+    def _mark(self, kind: str, name: str, nbytes: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+        self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
+
+    # -- steps and ends ------------------------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """See :meth:`Runtime.end_step`."""
+        if self.lag is None:
+            return
+        self._steps.append(tuple(stream.queued for stream in self._streams))
+        if len(self._steps) > self.lag:
+            for stream, position in zip(self._streams, self._steps.popleft(), strict=False):
+                assert isinstance(stream, DeferredStream)
+                stream.advance(position)
+
+    def synchronize(self) -> None:
+        """See :meth:`Runtime.synchronize`."""
+        for stream in self._streams:
+            stream.synchronize()
+
+    def reset(self) -> None:
+        """See :meth:`Runtime.reset`."""
+        for stream in self._streams:
+            stream.drop()
+        self._steps.clear()
+        self._tape = None
+        self.current = self.main
+
+    def close(self) -> None:
+        """See :meth:`Runtime.close`."""
+        for stream in self._streams:
+            if isinstance(stream, ThreadedStream):
+                stream.stop()
+
+    @contextmanager
+    def watch_syncs(self) -> Iterator[list[str]]:
+        """See :meth:`Runtime.watch_syncs`."""
+        before, self._syncs = self._syncs, []
+        seen = self._syncs
+        try:
+            yield seen
+        finally:
+            self._syncs = before
+
+
+def _copy_now(dst: torch.Tensor, src: torch.Tensor) -> None:
+    dst.view(-1).copy_(src.reshape(-1))

@@ -1,0 +1,239 @@
+"""Transfer policies: how host arrays reach the device while earlier steps may still read the previous ones.
+
+| policy        | per-step array (:class:`Upload`)                   | per-request table (:class:`Table`)             |
+|---------------|----------------------------------------------------|------------------------------------------------|
+| `unsafe`      | one pinned buffer, rewritten each step             | the truth itself is pinned, copied each publish|
+| `barrier`     | as `unsafe`, behind an event the host waits for    | as `unsafe`, behind the same event             |
+| `pinned_copy` | a pinned temporary each time                       | pageable truth, a pinned temporary each publish|
+| `uva_pool`    | a pinned temporary each time (arrays), or a slot of| pageable truth, a slot of a UVA pool each      |
+|               | a UVA pool (staged diffs)                          | publish, read in place                         |
+
+`barrier` is vLLM V1, `pinned_copy` MRV2's design document, `uva_pool` vLLM today. `unsafe` is the bug itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.ops._op import next_power_of_2
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.uva import NUMPY_DTYPES, UvaBufferPool
+
+Array = np.ndarray[Any, Any]
+Shape = int | tuple[int, ...]
+
+
+class Upload(ABC):
+    """A named host array that is sent anew each time, of changing length."""
+
+    @abstractmethod
+    def send(self, values: Array) -> torch.Tensor:
+        """Make ``values`` (1-D) readable by kernels queued from now on; returns a tensor of their length."""
+
+
+class Table(ABC):
+    """A host table: ``np`` is the truth that the host writes at any time, ``gpu`` what kernels read.
+
+    ``gpu`` may be another tensor after each publish (`uva_pool`), so take it anew at every launch.
+    """
+
+    np: Array
+    gpu: torch.Tensor
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Make the present truth readable by kernels queued from now on. At most once a step."""
+
+
+class TransferPolicy(ABC):
+    """Makes uploads and tables for one runtime. ``depth`` = the most steps in flight."""
+
+    name: str
+
+    def __init__(self, rt: Runtime, depth: int = 2) -> None:
+        self.rt = rt
+        self.depth = depth
+
+    @abstractmethod
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+        """An array of at most ``size`` elements, into device memory at a fixed address."""
+
+    def staging(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+        """An array of staged diffs; grows past ``size`` if it must."""
+        return self.upload(name, size, dtype)
+
+    @abstractmethod
+    def table(self, name: str, shape: Shape, dtype: torch.dtype) -> Table:
+        """A table of fixed shape, zero at first."""
+
+    @contextmanager
+    def prepare(self) -> Iterator[None]:
+        """Around everything of a step that writes host buffers; only `barrier` waits here."""
+        yield
+
+
+class _DeviceUpload(Upload):
+    """Into a device buffer at a fixed address; grows to the next power of two."""
+
+    def __init__(self, rt: Runtime, name: str, size: int, dtype: torch.dtype) -> None:
+        self.rt = rt
+        self.name = name
+        self.dtype = dtype
+        self._grow(max(size, 1))
+
+    def _grow(self, size: int) -> None:
+        self.size = size
+        self.device = self.rt.zeros(size, self.dtype, name=self.name)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """The pinned source of the next copy."""
+        raise NotImplementedError
+
+    def send(self, values: Array) -> torch.Tensor:
+        """See :meth:`Upload.send`."""
+        n = len(values)
+        if n > self.size:
+            self._grow(next_power_of_2(n))
+        source = self.pinned(n)
+        self.rt.publish(source, values)
+        target = self.device if n == self.size else self.device[:n]
+        self.rt.h2d(target, source if len(source) == n else source[:n])
+        return target
+
+
+class _StaticUpload(_DeviceUpload):
+    """From one pinned buffer that every step rewrites."""
+
+    def _grow(self, size: int) -> None:
+        super()._grow(size)
+        self._pinned = self.rt.empty(size, self.dtype, name=f"{self.name}.pinned", place="pinned")
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """See :meth:`_DeviceUpload.pinned`."""
+        return self._pinned
+
+
+class _TemporaryUpload(_DeviceUpload):
+    """From a pinned temporary; the queued copy keeps it alive (CUDA: the caching host allocator does)."""
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """See :meth:`_DeviceUpload.pinned`."""
+        return self.rt.empty(size, self.dtype, name=f"{self.name}.tmp", place="pinned")
+
+
+class _PoolUpload(Upload):
+    """Through a slot of a UVA pool, read in place."""
+
+    def __init__(self, rt: Runtime, name: str, size: int, dtype: torch.dtype, depth: int) -> None:
+        self._pool = UvaBufferPool(rt, max(size, 1), dtype, depth, name)
+
+    def send(self, values: Array) -> torch.Tensor:
+        """See :meth:`Upload.send`."""
+        return self._pool.copy_to_uva(values)
+
+
+class _CopiedTable(Table):
+    """Copied whole into device memory at each publish."""
+
+    def __init__(self, rt: Runtime, name: str, shape: Shape, dtype: torch.dtype, pinned_truth: bool) -> None:
+        self.rt = rt
+        self.name = name
+        self._pinned_truth = pinned_truth
+        self.host = rt.empty(shape, dtype, name=f"{name}.host", place="pinned" if pinned_truth else "host")
+        self.np = self.host.numpy()
+        self.np.fill(0)
+        self.gpu = rt.zeros(shape, dtype, name=name)
+
+    def publish(self) -> None:
+        """See :meth:`Table.publish`."""
+        source = self.host
+        if not self._pinned_truth:
+            source = self.rt.empty(tuple(source.shape), source.dtype, name=f"{self.name}.tmp", place="pinned")
+            self.rt.publish(source, self.np)
+        self.rt.h2d(self.gpu, source)
+
+
+class _PooledTable(Table):
+    """Each publish is a snapshot in the next slot of a UVA pool."""
+
+    def __init__(self, rt: Runtime, name: str, shape: Shape, dtype: torch.dtype, depth: int) -> None:
+        self.np = np.zeros(shape, NUMPY_DTYPES[dtype])
+        self._pool = UvaBufferPool(rt, shape, dtype, depth, name)
+        self.gpu = self._pool.slots[-1].gpu
+
+    def publish(self) -> None:
+        """See :meth:`Table.publish`."""
+        self.gpu = self._pool.copy_to_uva(self.np)
+
+
+class Unsafe(TransferPolicy):
+    """One pinned buffer an array and nobody waits: wrong as soon as the host is a step ahead."""
+
+    name = "unsafe"
+
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+        """See :meth:`TransferPolicy.upload`."""
+        return _StaticUpload(self.rt, name, size, dtype)
+
+    def table(self, name: str, shape: Shape, dtype: torch.dtype) -> Table:
+        """See :meth:`TransferPolicy.table`."""
+        return _CopiedTable(self.rt, name, shape, dtype, pinned_truth=True)
+
+
+class Barrier(Unsafe):
+    """V1: the host waits until the previous step's copies are done before it writes the buffers again."""
+
+    name = "barrier"
+
+    def __init__(self, rt: Runtime, depth: int = 2) -> None:
+        super().__init__(rt, depth)
+        self._event = rt.event("prepare_inputs")
+
+    @contextmanager
+    def prepare(self) -> Iterator[None]:
+        """See :meth:`TransferPolicy.prepare`."""
+        with self.rt.observer.span("barrier_wait"):
+            self._event.synchronize()
+        try:
+            yield
+        finally:
+            self._event.record(self.rt.main)
+
+
+class PinnedCopy(TransferPolicy):
+    """The design document: pageable truth, a pinned temporary for each copy, no wait."""
+
+    name = "pinned_copy"
+
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+        """See :meth:`TransferPolicy.upload`."""
+        return _TemporaryUpload(self.rt, name, size, dtype)
+
+    def table(self, name: str, shape: Shape, dtype: torch.dtype) -> Table:
+        """See :meth:`TransferPolicy.table`."""
+        return _CopiedTable(self.rt, name, shape, dtype, pinned_truth=False)
+
+
+class UvaPool(PinnedCopy):
+    """vLLM today: tables and staged diffs through pools of UVA slots, per-step arrays through pinned temporaries."""
+
+    name = "uva_pool"
+
+    def staging(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+        """See :meth:`TransferPolicy.staging`."""
+        return _PoolUpload(self.rt, name, size, dtype, self.depth)
+
+    def table(self, name: str, shape: Shape, dtype: torch.dtype) -> Table:
+        """See :meth:`TransferPolicy.table`."""
+        return _PooledTable(self.rt, name, shape, dtype, self.depth)
+
+
+POLICIES: dict[str, type[TransferPolicy]] = {
+    policy.name: policy for policy in (Unsafe, Barrier, PinnedCopy, UvaPool)
+}

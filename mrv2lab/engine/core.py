@@ -1,0 +1,76 @@
+"""The engine's inner loop, twice: synchronous, and asynchronous with a queue of two steps. Counterpart: ``core.py``.
+
+In one notebook process the scheduler's and the runner's Python run one after the other; what the asynchronous loop
+overlaps is the host with the device, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from mrv2lab.engine.projections import project_mrv2
+from mrv2lab.engine.records import RequestUpdate
+from mrv2lab.engine.scheduler import Scheduler
+from mrv2lab.observer import Observer
+from mrv2lab.protocol import (
+    AsyncModelRunnerOutput,
+    ModelRunnerOutput,
+    MRV2SchedulerOutput,
+    SchedulerOutput,
+)
+
+
+class StepWorker(Protocol):
+    """What the loop needs of a worker."""
+
+    def execute_model(self, output: MRV2SchedulerOutput) -> bool: ...
+
+    def sample_tokens(self) -> AsyncModelRunnerOutput: ...
+
+
+class EngineCore:
+    """Schedules, launches, settles."""
+
+    def __init__(self, scheduler: Scheduler, worker: StepWorker, observer: Observer, max_concurrent_steps: int) -> None:
+        self.scheduler = scheduler
+        self.worker = worker
+        self.observer = observer
+        self.max_concurrent_steps = max_concurrent_steps
+        self.in_flight: deque[tuple[SchedulerOutput, AsyncModelRunnerOutput | None]] = deque()
+        self.step = self._step_async if max_concurrent_steps > 1 else self._step_sync
+        self.last_schedule: SchedulerOutput | None = None
+
+    def _step_sync(self) -> list[RequestUpdate]:
+        """Schedule, run, wait, settle."""
+        schedule = self._schedule()
+        return self._settle(schedule, self._launch(schedule))
+
+    def _step_async(self) -> list[RequestUpdate]:
+        """Schedule and launch step N + 1, then wait for step N: filling the queue goes before draining it."""
+        if self.scheduler.has_work():
+            schedule = self._schedule()
+            self.in_flight.append((schedule, self._launch(schedule)))
+            if len(self.in_flight) < self.max_concurrent_steps and schedule.total_num_scheduled_tokens:
+                return []
+        return self._settle(*self.in_flight.popleft()) if self.in_flight else []
+
+    def _schedule(self) -> SchedulerOutput:
+        with self.observer.span("schedule"):
+            self.last_schedule = self.scheduler.schedule()
+        return self.last_schedule
+
+    def _launch(self, schedule: SchedulerOutput) -> AsyncModelRunnerOutput | None:
+        """None for a step without tokens, which only told the runner who is gone."""
+        if not self.worker.execute_model(project_mrv2(schedule)):
+            return None
+        return self.worker.sample_tokens()
+
+    def _settle(self, schedule: SchedulerOutput, future: AsyncModelRunnerOutput | None) -> list[RequestUpdate]:
+        output = ModelRunnerOutput(schedule.step, [], []) if future is None else future.get_output()
+        with self.observer.span("update_from_output"):
+            return self.scheduler.update_from_output(schedule, output)
+
+    def has_work(self) -> bool:
+        """Whether another step would do anything."""
+        return bool(self.in_flight) or self.scheduler.has_work()

@@ -1,0 +1,341 @@
+"""The engine: submit requests, step, read tokens. On a laptop's CPU or on a GPU, the same calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from mrv2lab.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    TransferName,
+)
+from mrv2lab.engine.async_scheduler import AsyncScheduler
+from mrv2lab.engine.core import EngineCore
+from mrv2lab.engine.outputs import RequestOutput, RunReport
+from mrv2lab.engine.records import RequestUpdate
+from mrv2lab.engine.request import Request
+from mrv2lab.engine.scheduler import Scheduler
+from mrv2lab.engine.worker import Worker
+from mrv2lab.engine.workload import Workload
+from mrv2lab.model.load import load_model
+from mrv2lab.model.tokenizer import StreamDecoder
+from mrv2lab.observer import NULL_OBSERVER, Observer
+from mrv2lab.protocol import SamplingParams
+from mrv2lab.runtime import make_runtime
+
+Prompt = str | Sequence[int]
+
+
+class UnknownRequest(KeyError):
+    """No request has this id. ``str()`` is the sentence, not its repr."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Engine:
+    """One model on one device behind one scheduler.
+
+    ``model`` is ``"tiny"`` (shipped), ``"smollm2"``, a preset, a Hugging Face folder, a ``.gguf`` file or a
+    :class:`ModelConfig` (seeded random weights). ``device`` is ``"auto"``, ``"cpu"``, ``"cuda"``. Further keywords are
+    fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
+    ``max_num_reqs=8``, ``transfer="barrier"``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none.
+
+    Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelConfig = "tiny",
+        runner: Literal["mrv2"] = "mrv2",
+        device: str = "auto",
+        *,
+        dtype: str | None = None,
+        transfer: TransferName = "uva_pool",
+        seed: int | None = 0,
+        observer: Observer = NULL_OBSERVER,
+        **options: Any,
+    ) -> None:
+        cache, scheduler, runner_config = _split_options(
+            options, {"runner": runner, "device": device, "transfer": transfer}
+        )
+        self.rt = make_runtime(runner_config, observer)
+        loaded = load_model(model, dtype=dtype)
+        limit = loaded.config.max_position_embeddings
+        if "max_model_len" not in options and scheduler.max_model_len > limit:
+            scheduler = dataclasses.replace(scheduler, max_model_len=limit)
+        self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
+        self.tokenizer = loaded.tokenizer
+        self.worker = Worker(self.config, self.rt, loaded.weights)
+        self._rng = np.random.default_rng(seed)
+        self.requests: dict[str, RequestOutput] = {}
+        """Every request of this engine, finished ones too, by id."""
+        self._start()
+
+    def _start(self) -> None:
+        kind = AsyncScheduler if self.config.scheduler.async_scheduling else Scheduler
+        self.scheduler = kind(self.config.scheduler, self.config.cache, self.config.spec)
+        depth = self.config.scheduler.max_concurrent_steps
+        self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth)
+        self.num_steps = 0
+        self._decoders: dict[str, StreamDecoder] = {}
+        self._started_at: dict[str, int] = {}
+
+    @property
+    def observer(self) -> Observer:
+        """Who is told of spans, marks and gauges."""
+        return self.rt.observer
+
+    @observer.setter
+    def observer(self, observer: Observer) -> None:
+        self.rt.observer = observer
+        self.core.observer = observer
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue one request; returns its id. Nothing runs until :meth:`step`.
+
+        Raises ``ValueError`` for an empty prompt, a token id outside the vocabulary, prompt + max_tokens over
+        max_model_len, a duplicate id, or a request that could never fit the KV pool; other requests are unharmed.
+        """
+        params = params if params is not None else SamplingParams()
+        token_ids, text = self._encode(prompt)
+        request_id = request_id if request_id is not None else self._next_id()
+        vocab = self.config.model.vocab_size
+        for token in (*params.stop_token_ids, min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token < vocab:
+                raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")
+        if request_id in self.requests:
+            raise ValueError(f"request id {request_id!r} is in use; give another one, or none")
+        request = Request(
+            request_id,
+            token_ids,
+            params,
+            seed=int(self._rng.integers(-(2**63), 2**63 - 1)),
+            eos_token_ids=self.config.model.eos_token_ids,
+            arrival_time=time.monotonic(),
+            priority=priority,
+        )
+        self.scheduler.add_request(request)
+        self.requests[request_id] = RequestOutput(request_id, text, token_ids)
+        self._started_at[request_id] = self.num_steps
+        if self.tokenizer is not None:
+            self._decoders[request_id] = self.tokenizer.stream()
+        return request_id
+
+    def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("this model has no tokenizer: give the prompt as token ids")
+            return self.tokenizer.encode(prompt), prompt
+        token_ids = list(prompt)
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+                raise ValueError(f"a prompt is text or a sequence of integer token ids, got {token!r} in it")
+        return [int(token) for token in token_ids], None
+
+    def _next_id(self) -> str:
+        number = len(self.requests)
+        while f"r{number}" in self.requests:
+            number += 1
+        return f"r{number}"
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """End a request now, whatever it is doing. Raises ``UnknownRequest`` for an id that is unknown or finished."""
+        output = self.requests.get(request_id)
+        if output is None or output.finished:
+            why = "was never submitted" if output is None else f"finished already ({output.finish_reason})"
+            raise UnknownRequest(f"cannot abort {request_id!r}: it {why}")
+        self._apply(self.scheduler.abort(request_id))
+        return output
+
+    def output(self, request_id: str) -> RequestOutput:
+        """The request's outcome so far. Raises ``UnknownRequest``."""
+        if request_id not in self.requests:
+            raise UnknownRequest(f"no request has the id {request_id!r}")
+        return self.requests[request_id]
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One turn of the loop; returns the requests that got tokens or ended, with what is new in them.
+
+        With asynchronous scheduling the first call returns nothing: its step is still in flight.
+        """
+        updates = self.core.step()
+        self.num_steps += 1
+        return [self._apply(update) for update in updates]
+
+    def _apply(self, update: RequestUpdate) -> RequestOutput:
+        output = self.requests[update.req_id]
+        output.new_token_ids = update.new_token_ids
+        output.token_ids += update.new_token_ids
+        output.finish_reason = update.finish_reason
+        decoder = self._decoders.get(update.req_id)
+        output.new_text = ""
+        if decoder is not None:
+            output.new_text = decoder.add(update.new_token_ids) + (decoder.flush() if output.finished else "")
+            output.text += output.new_text
+        output.steps = self.num_steps - self._started_at[update.req_id]
+        if output.finished:
+            self._decoders.pop(update.req_id, None)
+            del self._started_at[update.req_id]
+        return output
+
+    def has_work(self) -> bool:
+        """Whether another :meth:`step` would do anything."""
+        return self.core.has_work()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Run prompts to their ends, together; outputs in the order of the prompts."""
+        many = _as_prompts(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        if len(each) != len(many):
+            raise ValueError(f"{len(many)} prompts but {len(each)} sampling params")
+        ids: list[str] = []
+        try:
+            for prompt, one in zip(many, each, strict=True):
+                ids.append(self.submit(prompt, one))
+        except ValueError:
+            for request_id in ids:
+                self.abort(request_id)
+            raise
+        while any(not self.requests[request_id].finished for request_id in ids):
+            self.step()
+        return [self.requests[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Text of one request as it comes. Leaving the loop early aborts it."""
+        request_id = self.submit(prompt, params)
+        output = self.requests[request_id]
+        try:
+            while not output.finished:
+                for changed in self.step():
+                    if changed is output and output.new_text:
+                        yield output.new_text
+        finally:
+            if not output.finished:
+                self.abort(request_id)
+
+    def run(self, workload: Workload, *, progress: bool = True) -> RunReport:
+        """Submit a workload's requests at their steps and run until all have ended."""
+        arrivals = list(workload.resolve(self.config.model.vocab_size))
+        ids: list[str] = []
+        before, started, began = dataclasses.replace(self.scheduler.stats), self.num_steps, time.perf_counter()
+        with tqdm(total=len(arrivals), desc=workload.name, unit="req", disable=not progress) as bar:
+            while arrivals or self.has_work():
+                while arrivals and arrivals[0].step <= self.num_steps - started:
+                    arrival = arrivals.pop(0)
+                    ids.append(self.submit(arrival.prompt, arrival.params, priority=arrival.priority))
+                bar.update(sum(output.finished for output in self.step()))
+        stats = type(before)(
+            **{
+                field.name: getattr(self.scheduler.stats, field.name) - getattr(before, field.name)
+                for field in dataclasses.fields(before)
+            }
+        )
+        seconds = time.perf_counter() - began
+        outputs = {request_id: self.requests[request_id] for request_id in ids}
+        return RunReport(workload.name, outputs, self.num_steps - started, seconds, stats)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> pd.DataFrame:
+        """The persistent rows in use, read from the device: this synchronises, so it is for looking between steps."""
+        state = self.worker.runner.req_states
+        read = self.rt.read
+        total, computed = read(state.total_len.gpu).numpy(), read(state.num_computed_tokens.gpu).numpy()
+        last, tokens = read(state.last_sampled_tokens).numpy(), read(state.all_token_ids.gpu).numpy()
+        frame = pd.DataFrame(
+            [
+                {
+                    "row": row,
+                    "request": req_id,
+                    "prompt_len": int(state.prompt_len.np[row]),
+                    "prefill_len": int(state.prefill_len.np[row]),
+                    "total_len": int(total[row]),
+                    "num_computed": int(computed[row]),
+                    "blocks": int(self.worker.runner.block_tables.num_blocks.np[0, row]),
+                    "last_sampled": int(last[row]),
+                    "text": self._decode(tokens[row, : total[row]].tolist()),
+                }
+                for req_id, row in sorted(state.req_id_to_index.items(), key=lambda item: item[1])
+            ],
+        )
+        return frame.set_index("row") if len(frame) else frame
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids) if self.tokenizer is not None else " ".join(map(str, token_ids))
+
+    def reset(self) -> None:
+        """Drop every unfinished request and all queued device work; the engine can be used again at once.
+
+        The way out after an interrupted step or a ``DeviceError``. Finished outputs are kept; unfinished ones end with
+        the reason ``"abort"``.
+        """
+        for output in self.requests.values():
+            if not output.finished:
+                output.finish_reason = "abort"
+        self.worker.reset()
+        self._start()
+
+    def close(self) -> None:
+        """Give back the runtime's worker threads. The engine cannot be used afterwards."""
+        self.rt.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    if many and all(isinstance(token, (int, np.integer)) for token in many):
+        return [many]
+    return many
+
+
+def _fields(kind: Any) -> Iterable[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _split_options(
+    options: dict[str, Any], runner_options: dict[str, Any]
+) -> tuple[CacheConfig, SchedulerConfig, RunnerConfig]:
+    """Sort keyword options into the configs they are fields of. Raises ``TypeError`` naming an unknown one."""
+    kinds: list[Any] = [CacheConfig, SchedulerConfig, RunnerConfig]
+    made: list[dict[str, Any]] = [{}, {}, dict(runner_options)]
+    for name, value in options.items():
+        for kind, chosen in zip(kinds, made, strict=True):
+            if name in _fields(kind):
+                chosen[name] = value
+                break
+        else:
+            known = ", ".join(sorted(name for kind in kinds for name in _fields(kind)))
+            raise TypeError(f"unknown option {name!r}; known: {known}")
+    return CacheConfig(**made[0]), SchedulerConfig(**made[1]), RunnerConfig(**made[2])

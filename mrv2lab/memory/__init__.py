@@ -1,0 +1,6 @@
+"""State tables that the host changes and the device reads: ``uva_backed`` (republished whole), ``staged_write`` (diffs)."""
+
+from mrv2lab.memory.staged_write import FusedStagedWriter, StagedDiff, StagedWriteTensor
+from mrv2lab.memory.uva_backed import UvaBackedTensor
+
+__all__ = ["FusedStagedWriter", "StagedDiff", "StagedWriteTensor", "UvaBackedTensor"]

@@ -1,0 +1,106 @@
+"""A step's output on its way to the host: the only thing anybody waits for. Counterpart in vLLM: ``async_utils.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.protocol import ModelRunnerOutput
+from mrv2lab.runtime.base import Event, Runtime
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Device and pinned buffers of one step in flight."""
+
+    # [R, K + 1] int64 and [R] int32, device
+    sampled: torch.Tensor
+    num_sampled: torch.Tensor
+    # their pinned copies
+    sampled_host: torch.Tensor
+    num_sampled_host: torch.Tensor
+    sampled_np: np.ndarray[Any, np.dtype[np.int64]]
+    num_sampled_np: np.ndarray[Any, np.dtype[np.int32]]
+    ready: Event
+    copied: Event
+    owner: AsyncOutput | None = None
+
+
+class AsyncOutput:
+    """Tokens of one step; ``get_output`` waits for their copy. Nothing is read on the host before its event."""
+
+    def __init__(self, rt: Runtime, slot: _Slot, step: int, req_ids: list[str]) -> None:
+        self._rt = rt
+        self._slot: _Slot | None = slot
+        self.step = step
+        self.req_ids = req_ids
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the copy and return the tokens. Raises ``RuntimeError`` when called twice."""
+        slot = self._slot
+        if slot is None:
+            raise RuntimeError(f"the output of step {self.step} was fetched already")
+        with self._rt.observer.span("wait_output"):
+            slot.copied.synchronize()
+        count = len(self.req_ids)
+        tokens = slot.sampled_np[:count].tolist()
+        lengths = slot.num_sampled_np[:count].tolist()
+        self._slot = slot.owner = None
+        sampled = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+        return ModelRunnerOutput(self.step, self.req_ids, sampled)
+
+
+class OutputRing:
+    """Output buffers for as many steps as may be in flight, used in turn, so that a steady step allocates nothing."""
+
+    def __init__(self, rt: Runtime, *, max_num_reqs: int, num_speculative_tokens: int, depth: int) -> None:
+        self.rt = rt
+        width = num_speculative_tokens + 1
+        self._slots = [self._make(i, max_num_reqs, width) for i in range(depth)]
+        self._next = 0
+
+    def _make(self, i: int, rows: int, width: int) -> _Slot:
+        rt = self.rt
+        sampled_host = rt.empty((rows, width), torch.int64, name=f"sampled.{i}.host", place="pinned")
+        num_host = rt.empty(rows, torch.int32, name=f"num_sampled.{i}.host", place="pinned")
+        return _Slot(
+            rt.zeros((rows, width), torch.int64, name=f"sampled.{i}"),
+            rt.zeros(rows, torch.int32, name=f"num_sampled.{i}"),
+            sampled_host,
+            num_host,
+            sampled_host.numpy(),
+            num_host.numpy(),
+            rt.event(f"sampled.{i}.ready"),
+            rt.event(f"sampled.{i}.copied"),
+        )
+
+    def take(self) -> _Slot:
+        """The next slot. Raises ``RuntimeError`` if its last output was never fetched: too many steps in flight."""
+        slot = self._slots[self._next % len(self._slots)]
+        if slot.owner is not None:
+            raise RuntimeError(
+                f"{len(self._slots)} steps are in flight; fetch the output of step {slot.owner.step} first"
+            )
+        self._next += 1
+        return slot
+
+    def send(self, slot: _Slot, step: int, req_ids: list[str]) -> AsyncOutput:
+        """Start the copy of the slot's tokens on the copy stream; the main stream goes on."""
+        rt = self.rt
+        count = len(req_ids)
+        slot.ready.record(rt.main)
+        rt.copy.wait_event(slot.ready)
+        with rt.use(rt.copy):
+            rt.d2h(slot.sampled_host[:count], slot.sampled[:count])
+            rt.d2h(slot.num_sampled_host[:count], slot.num_sampled[:count])
+            slot.copied.record(rt.copy)
+        slot.owner = AsyncOutput(rt, slot, step, req_ids)
+        return slot.owner
+
+    def reset(self) -> None:
+        """Forget the outputs in flight."""
+        for slot in self._slots:
+            slot.owner = None

@@ -1,0 +1,234 @@
+"""The MRV2 runner: a step is a table of contents. Counterpart in vLLM: ``v1/worker/gpu/model_runner.py``.
+
+The host only queues work on one stream; it never waits in here (the ``barrier`` policy apart, which is there to be
+compared). What the host must branch on are upper bounds it knows; the exact counts live on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from mrv2lab.attention import AttentionMetadataBuilder
+from mrv2lab.config import EngineConfig
+from mrv2lab.ops.num_sampled import num_sampled_and_rejected
+from mrv2lab.ops.post_update import post_update
+from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs, ModelState, MRV2SchedulerOutput
+from mrv2lab.runner.async_output import AsyncOutput, OutputRing
+from mrv2lab.runner.prepare import prepare_inputs
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import POLICIES
+from mrv2lab.sample import Sampler, SamplingState
+from mrv2lab.state import BlockTables, InputBatch, InputBuffers, RequestState, gather_host_batch
+
+
+class Model(Protocol):
+    """What the runner needs of a decoder. Both calls only queue work."""
+
+    def forward(self, inputs: ForwardInputs) -> torch.Tensor:
+        """Hidden states [t, H] on the device."""
+
+    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+        """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwarded:
+    """Between ``execute_model`` and ``sample_tokens``."""
+
+    batch: InputBatch
+
+
+class ModelRunner:
+    """Drives one decoder from MRV2's scheduler messages."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rt: Runtime,
+        model: Model,
+        attention: AttentionMetadataBuilder,
+        model_state: ModelState | None = None,
+    ) -> None:
+        scheduler, spec = config.scheduler, config.spec
+        if spec.num_speculative_tokens:
+            raise ValueError("the MRV2 runner has no rejection sampler yet; set num_speculative_tokens to 0")
+        self.rt = rt
+        self.model = model
+        self.attention = attention
+        self.model_state = model_state or ModelState()
+        depth = max(config.runner.pool_depth, 1)
+        self.transfers = POLICIES[config.runner.transfer](rt, depth)
+        reqs, tokens = scheduler.max_num_reqs, scheduler.max_num_batched_tokens
+        self.req_states = RequestState(rt, self.transfers, max_num_reqs=reqs, max_model_len=scheduler.max_model_len)
+        self.block_tables = BlockTables(
+            rt,
+            self.transfers,
+            block_sizes=(config.cache.block_size,),
+            max_num_reqs=reqs,
+            max_model_len=scheduler.max_model_len,
+            max_num_batched_tokens=tokens,
+        )
+        self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens)
+        self.sampling = SamplingState(self.transfers, max_num_reqs=reqs)
+        self.sampler = Sampler(
+            rt, self.sampling, max_num_logits=min(reqs, tokens), vocab_size=config.model.vocab_size
+        )
+        self.outputs = OutputRing(
+            rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=max(scheduler.max_concurrent_steps, 1)
+        )
+        # [R] int32
+        self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
+        rt.register("num_sampled.one", _fill_one)
+        self._forwarded: _Forwarded | None = None
+
+    # -- execute_model -------------------------------------------------------------------------------------------------
+
+    def execute_model(self, output: MRV2SchedulerOutput) -> bool:
+        """Queue everything up to the hidden states; False if the step has no tokens (then nothing is to be sampled)."""
+        if self._forwarded is not None:
+            raise RuntimeError("execute_model was called again before sample_tokens")
+        span = self.rt.observer.span
+        with self.transfers.prepare():
+            with span("update_states"):
+                self._finish_requests(output)
+                self._add_requests(output)
+                self._update_requests(output)
+            with span("apply_writes"):
+                self.req_states.apply_staged_writes()
+                self.model_state.apply_staged_writes()
+                self.sampling.apply_staged_writes()
+                self.block_tables.apply_staged_writes()
+            if not output.total_num_scheduled_tokens:
+                return False
+            with span("prepare_inputs"):
+                host = gather_host_batch(self.req_states, output)
+                batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
+        with span("gather"):
+            tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, batch.num_reqs)
+            slots = self.block_tables.compute_slot_mappings(
+                batch.idx_mapping, batch.query_start_loc, self.buffers.positions, batch.num_reqs
+            )
+        with span("prepare_attn"):
+            metadata = self._attention_metadata(batch, tables, slots)
+        with span("forward"):
+            inputs = ForwardInputs(batch.input_ids, batch.positions, metadata)
+            self.model.forward(self.model_state.prepare_inputs(batch, inputs))
+        self._forwarded = _Forwarded(batch)
+        return True
+
+    def _finish_requests(self, output: MRV2SchedulerOutput) -> None:
+        """Free the rows of finished and preempted requests, in one order on every rank."""
+        for req_id in sorted(output.finished_req_ids | output.preempted_req_ids):
+            row = self.req_states.req_id_to_index.get(req_id)
+            if row is not None:  # it may have ended before it was ever scheduled
+                self.model_state.remove_request(row)
+                self.req_states.remove_request(req_id)
+
+    def _add_requests(self, output: MRV2SchedulerOutput) -> None:
+        for request in output.new_reqs:
+            row = self.req_states.add_request(request)
+            self.block_tables.append_block_ids(row, request.block_ids, overwrite=True)
+            self.sampling.add_request(row, request)
+            self.model_state.add_request(row, request)
+
+    def _update_requests(self, output: MRV2SchedulerOutput) -> None:
+        """The diffs of continued requests; Python touches only those that got a block."""
+        state, cached = self.req_states, output.cached_reqs
+        if cached.req_ids:
+            rows = np.fromiter(map(state.req_id_to_index.__getitem__, cached.req_ids), np.int32, len(cached.req_ids))
+            state.num_computed_tokens_np[rows] = cached.num_computed_tokens
+            for req_id, block_ids in cached.new_block_ids.items():
+                self.block_tables.append_block_ids(state.req_id_to_index[req_id], block_ids, overwrite=False)
+        np.minimum(state.num_computed_tokens_np, state.prefill_len.np, out=state.num_computed_prefill_tokens)
+
+    def _attention_metadata(
+        self, batch: InputBatch, tables: tuple[torch.Tensor, ...], slots: torch.Tensor
+    ) -> tuple[Any, ...]:
+        host = batch.host
+        return tuple(
+            self.attention.build(
+                CommonAttentionMetadata(
+                    query_start_loc=batch.query_start_loc[: batch.num_reqs + 1],
+                    query_start_loc_np=host.query_start_loc[: batch.num_reqs + 1],
+                    seq_lens=batch.seq_lens,
+                    seq_lens_np_upper_bound=host.seq_lens_upper_bound,
+                    num_reqs=batch.num_reqs,
+                    num_tokens=host.num_tokens,
+                    max_query_len=int(host.num_scheduled_tokens.max()),
+                    max_seq_len=int(host.seq_lens_upper_bound.max()),
+                    block_table=table,
+                    slot_mapping=slots[g, : host.num_tokens],
+                )
+            )
+            for g, table in enumerate(tables)
+        )
+
+    # -- sample_tokens -------------------------------------------------------------------------------------------------
+
+    def sample_tokens(self) -> AsyncOutput:
+        """Queue logits, sampling, the copy of the tokens and the state update; returns the output on its way."""
+        if self._forwarded is None:
+            raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
+        batch, self._forwarded = self._forwarded.batch, None
+        span = self.rt.observer.span
+        n, count = batch.host.num_logits, batch.num_reqs
+        slot = self.outputs.take()
+        sampled, num_sampled = slot.sampled[:count], slot.num_sampled[:count]
+        with span("logits"):
+            logits = self.model.compute_logits(batch.logits_indices, n)
+        with span("sample"):
+            self.sampler.sample(
+                sampled.view(-1),
+                logits,
+                batch.host.rows,
+                batch.expanded_idx_mapping,
+                batch.positions,
+                batch.logits_indices,
+            )
+            self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
+            num_sampled_and_rejected(
+                self.rt,
+                batch.idx_mapping,
+                batch.seq_lens,
+                batch.cu_num_logits,
+                self.req_states.prefill_len.gpu,
+                num_sampled,
+                self.num_rejected,
+                count,
+            )
+        with span("copy_output"):
+            output = self.outputs.send(slot, batch.step, batch.host.req_ids)
+        with span("postprocess"):
+            post_update(
+                self.rt,
+                batch.idx_mapping,
+                batch.query_start_loc,
+                sampled,
+                num_sampled,
+                self.num_rejected,
+                self.req_states.all_token_ids.gpu,
+                self.req_states.last_sampled_tokens,
+                self.req_states.total_len.gpu,
+                self.req_states.num_computed_tokens.gpu,
+                count,
+            )
+            self.model_state.postprocess(batch)
+        self.rt.end_step()
+        return output
+
+    def reset(self) -> None:
+        """Forget every request and the outputs in flight; buffers stay where they are."""
+        for row in list(self.req_states.index_to_req_id):
+            self.model_state.remove_request(row)
+        self.req_states.reset()
+        self.block_tables.reset()
+        self.outputs.reset()
+        self._forwarded = None
+
+
+def _fill_one(num_sampled: torch.Tensor) -> None:
+    num_sampled.fill_(1)

@@ -1,0 +1,40 @@
+"""Sampling parameters by row; kernels read them through ``expanded_idx_mapping``. Counterpart: ``sample/states.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.memory.uva_backed import UvaBackedTensor
+from mrv2lab.protocol import RequestData
+from mrv2lab.runtime.transfer import TransferPolicy
+
+
+class SamplingState:
+    """One row a request. Every table is overwritten when a row gets a new owner."""
+
+    def __init__(self, transfers: TransferPolicy, *, max_num_reqs: int) -> None:
+        # [R] float32: 0 = greedy
+        self.temperature = UvaBackedTensor(transfers, "temperature", max_num_reqs, torch.float32)
+        # [R] int64: the request's seed, for its whole life
+        self.seeds = UvaBackedTensor(transfers, "seeds", max_num_reqs, torch.int64)
+        self._added = False
+
+    def add_request(self, row: int, request: RequestData) -> None:
+        """Overwrite ``row`` with the parameters of ``request``."""
+        self.temperature.np[row] = request.sampling.temperature
+        self.seeds.np[row] = request.seed
+        self._added = True
+
+    def apply_staged_writes(self) -> None:
+        """Republish the tables if a request was added since the last step."""
+        if self._added:
+            self._added = False
+            self.temperature.publish()
+            self.seeds.publish()
+
+    def all_greedy(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
+        """Whether no request of the batch draws noise."""
+        return not self.temperature.np[rows].any()

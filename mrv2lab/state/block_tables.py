@@ -1,0 +1,125 @@
+"""Block tables of every request, one table a KV-cache group. Counterpart in vLLM: ``block_table.py``."""
+
+from __future__ import annotations
+
+import torch
+
+from mrv2lab.memory.staged_write import FusedStagedWriter, StagedDiff, StagedWriteTensor
+from mrv2lab.memory.uva_backed import UvaBackedTensor
+from mrv2lab.ops.gather_block_tables import gather_block_tables
+from mrv2lab.ops.slot_mapping import slot_mapping
+from mrv2lab.protocol import BlockIds
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import TransferPolicy
+
+
+class BlockTables:
+    """Row-indexed block ids on the device, gathered each step into fixed input tables in batch order.
+
+    Entries past a row's ``num_blocks`` are stale and never read. Input-table rows past the batch are the null block 0.
+    Addresses never change.
+    """
+
+    def __init__(
+        self,
+        rt: Runtime,
+        transfers: TransferPolicy,
+        *,
+        block_sizes: tuple[int, ...],
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self.rt = rt
+        self.block_sizes = block_sizes
+        groups = range(len(block_sizes))
+        widths = [-(-max_model_len // size) for size in block_sizes]
+        # G x [R, B_g] int32, by row
+        self.tables = tuple(
+            StagedWriteTensor(rt, transfers, f"block_table.{g}", (max_num_reqs, widths[g]), torch.int32) for g in groups
+        )
+        self._gpu_tables = tuple(table.gpu for table in self.tables)
+        # [G, R] int32: how many blocks each row has
+        self.num_blocks = UvaBackedTensor(transfers, "num_blocks", (len(block_sizes), max_num_reqs), torch.int32)
+        # G x [R, B_g] int32, by batch index: what attention reads
+        self.input_tables = tuple(
+            rt.zeros((max_num_reqs, widths[g]), torch.int32, name=f"input_block_table.{g}") for g in groups
+        )
+        # [G, T] int64: where each token's KV goes, -1 = nowhere
+        self.slot_mappings = rt.zeros((len(block_sizes), max_num_batched_tokens), torch.int64, name="slot_mappings")
+        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.tables, max_num_reqs)
+        self._input_pointers = rt.adopt(
+            torch.tensor([table.data_ptr() for table in self.input_tables], dtype=torch.uint64), "input_table.pointers"
+        )
+        self._block_sizes = rt.adopt(torch.tensor(block_sizes, dtype=torch.int32), "block_sizes")
+        self._num_dirty_rows = 0
+        self._changed = False
+
+    def append_block_ids(self, row: int, block_ids: BlockIds, *, overwrite: bool) -> None:
+        """Stage new blocks of ``row``: appended, or from column 0 when the row has a new owner.
+
+        Raises ``RuntimeError`` when the row's capacity (max_model_len) is exceeded.
+        """
+        for g, ids in enumerate(block_ids):
+            start = 0 if overwrite else int(self.num_blocks.np[g, row])
+            if start + len(ids) > self.tables[g].row_len:
+                raise RuntimeError(
+                    f"row {row} would hold {start + len(ids)} blocks in group {g}, "
+                    f"but max_model_len allows {self.tables[g].row_len}"
+                )
+            self.tables[g].stage_write(row, start, ids)
+            self.num_blocks.np[g, row] = start + len(ids)
+        self._changed = True
+
+    def apply_staged_writes(self) -> None:
+        """Flush the staged blocks of every group in one launch; nothing if no table changed."""
+        if self._changed:
+            self._changed = False
+            self._writer.apply_write()
+            self.num_blocks.publish()
+
+    def gather(self, idx_mapping: torch.Tensor, num_reqs: int, num_reqs_padded: int) -> tuple[torch.Tensor, ...]:
+        """Fill the input tables in batch order; returns their first ``num_reqs_padded`` rows, one table a group."""
+        gather_block_tables(
+            self.rt,
+            idx_mapping,
+            self.num_blocks.gpu,
+            self._gpu_tables,
+            self._writer.pointers,
+            self.input_tables,
+            self._input_pointers,
+            self._writer.strides,
+            num_reqs,
+            max(num_reqs_padded, self._num_dirty_rows),
+        )
+        self._num_dirty_rows = num_reqs
+        return tuple(table[:num_reqs_padded] for table in self.input_tables)
+
+    def compute_slot_mappings(
+        self, idx_mapping: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, num_reqs: int
+    ) -> torch.Tensor:
+        """Fill all of ``slot_mappings`` [G, T] for this step's tokens and return it."""
+        slot_mapping(
+            self.rt,
+            idx_mapping,
+            query_start_loc,
+            positions,
+            self._gpu_tables,
+            self._writer.pointers,
+            self._writer.strides,
+            self._block_sizes,
+            self.slot_mappings,
+            num_reqs,
+        )
+        return self.slot_mappings
+
+    def reset(self) -> None:
+        """Forget what is staged; rows get their blocks anew when they get an owner."""
+        for table in self.tables:
+            table.drop_pending()
+        self._changed = False
+        self._num_dirty_rows = self.input_tables[0].shape[0]
+
+    def staged(self) -> dict[str, list[StagedDiff]]:
+        """The diffs that the next ``apply_staged_writes`` will apply, by table."""
+        return {table.name: list(table.pending) for table in self.tables if table.pending}

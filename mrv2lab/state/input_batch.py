@@ -1,0 +1,147 @@
+"""One step's batch: fixed buffers that kernels fill, and the values that describe it. Counterpart: ``input_batch.py``.
+
+The batch order is the attention backend's wish, independent of rows; ``idx_mapping`` says which row each batch index is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.protocol import MRV2SchedulerOutput
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import TransferPolicy
+from mrv2lab.state.request_state import RequestState
+
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class InputBuffers:
+    """Allocated once, at fixed addresses, so that a graph may read them."""
+
+    def __init__(
+        self,
+        rt: Runtime,
+        transfers: TransferPolicy,
+        *,
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        num_speculative_tokens: int = 0,
+    ) -> None:
+        self.max_num_reqs = max_num_reqs
+        max_logits = min(max_num_reqs * (num_speculative_tokens + 1), max_num_batched_tokens)
+        # [T] int32
+        self.input_ids = rt.zeros(max_num_batched_tokens, torch.int32, name="input_ids")
+        # [T] int64
+        self.positions = rt.zeros(max_num_batched_tokens, torch.int64, name="positions")
+        # [R] int32, zero behind the batch
+        self.seq_lens = rt.zeros(max_num_reqs, torch.int32, name="seq_lens")
+        # [n] int64: the tokens that get logits
+        self.logits_indices = rt.zeros(max_logits, torch.int64, name="logits_indices")
+        # [n] int32: row of each logits row, and which of its request's it is
+        self.expanded_idx_mapping = rt.zeros(max_logits, torch.int32, name="expanded_idx_mapping")
+        self.expanded_local_pos = rt.zeros(max_logits, torch.int32, name="expanded_local_pos")
+        # [r] int32: row of each batch index
+        self.idx_mapping = transfers.upload("idx_mapping", max_num_reqs, torch.int32)
+        # [R + 1] int32, non-decreasing: the tail repeats the number of tokens
+        self.query_start_loc = transfers.upload("query_start_loc", max_num_reqs + 1, torch.int32)
+        # [r + 1] int32
+        self.cu_num_logits = transfers.upload("cu_num_logits", max_num_reqs + 1, torch.int32)
+        # [R + 1] int32: cu_num_logits where nobody has drafts
+        self.arange = rt.adopt(torch.arange(max_num_reqs + 1, dtype=torch.int32), "arange")
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """What the host alone knows of a step's batch, in batch order."""
+
+    req_ids: list[str]
+    # [r] int32
+    rows: Int32
+    # [r] int32
+    num_scheduled_tokens: Int32
+    # [r] int32
+    num_draft_tokens: Int32
+    # [R + 1] int32
+    query_start_loc: Int32
+    # [r] int32, upper bounds: drafts in flight may be rejected
+    seq_lens_upper_bound: Int32
+    num_tokens: int
+    num_logits: int
+    has_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """A step's batch: the host's part and the device tensors that go with it (views of :class:`InputBuffers`)."""
+
+    step: int
+    host: HostBatch
+    # [r] int32
+    idx_mapping: torch.Tensor
+    # [R + 1] int32
+    query_start_loc: torch.Tensor
+    # [r + 1] int32
+    cu_num_logits: torch.Tensor
+    # [n] int32
+    expanded_idx_mapping: torch.Tensor
+    # [n] int64
+    logits_indices: torch.Tensor
+    # [t] int32
+    input_ids: torch.Tensor
+    # [t] int64
+    positions: torch.Tensor
+    # [r] int32
+    seq_lens: torch.Tensor
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests in this step."""
+        return len(self.host.req_ids)
+
+
+def gather_host_batch(
+    state: RequestState, output: MRV2SchedulerOutput, decode_query_len: int = 1
+) -> HostBatch:
+    """Order the scheduled requests and collect what the host knows of them; no per-request Python beyond dictionary
+    look-ups.
+
+    Batch order: verify rows, then plain decodes, then short extends, then prefills, i.e. ascending by (has no drafts,
+    num_tokens != decode_query_len, num_tokens); ties keep the scheduler's order.
+    """
+    scheduled = output.num_scheduled_tokens
+    count = len(scheduled)
+    ids = list(scheduled)
+    tokens = np.fromiter(scheduled.values(), np.int32, count)
+    drafts = _draft_counts(ids, output.scheduled_draft_tokens)
+    rows = np.fromiter(map(state.req_id_to_index.__getitem__, ids), np.int32, count)
+    order = np.lexsort((tokens, tokens != decode_query_len, drafts == 0))
+    if not np.array_equal(order, np.arange(count)):
+        ids = [ids[i] for i in order.tolist()]
+        tokens, drafts, rows = tokens[order], drafts[order], rows[order]
+    query_start_loc = np.empty(state.max_num_reqs + 1, np.int32)
+    query_start_loc[0] = 0
+    np.cumsum(tokens, out=query_start_loc[1 : count + 1])
+    num_tokens = int(query_start_loc[count])
+    query_start_loc[count + 1 :] = num_tokens
+    return HostBatch(
+        req_ids=ids,
+        rows=rows,
+        num_scheduled_tokens=tokens,
+        num_draft_tokens=drafts,
+        query_start_loc=query_start_loc,
+        seq_lens_upper_bound=state.num_computed_tokens_np[rows] + tokens,
+        num_tokens=num_tokens,
+        num_logits=count + int(drafts.sum()),
+        has_prefill=bool((state.num_computed_prefill_tokens[rows] < state.prefill_len.np[rows]).any()),
+    )
+
+
+def _draft_counts(req_ids: list[str], drafts: Mapping[str, list[int]]) -> Int32:
+    if not drafts:
+        return np.zeros(len(req_ids), np.int32)
+    return np.fromiter((len(drafts.get(req_id, ())) for req_id in req_ids), np.int32, len(req_ids))

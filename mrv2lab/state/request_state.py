@@ -1,0 +1,124 @@
+"""Permanent request rows: one row a live request, for its whole admission. Counterpart in vLLM: ``states.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.memory.staged_write import StagedWriteTensor
+from mrv2lab.memory.uva_backed import UvaBackedTensor
+from mrv2lab.protocol import RequestData
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import TransferPolicy
+
+
+class RequestState:
+    """Row-indexed state of up to R requests. Batch order is none of its business.
+
+    Rows are recycled without clearing, so ``add_request`` overwrites every table; what lies past ``total_len`` in a row
+    is stale and never read. Invariant between steps, for a decoding request: ``num_computed == total_len - 1`` and
+    ``last_sampled[row] == all_token_ids[row, total_len - 1]``.
+    """
+
+    def __init__(
+        self,
+        rt: Runtime,
+        transfers: TransferPolicy,
+        *,
+        max_num_reqs: int,
+        max_model_len: int,
+        num_speculative_tokens: int = 0,
+    ) -> None:
+        self.max_num_reqs = max_num_reqs
+        self.max_model_len = max_model_len
+        self.req_id_to_index: dict[str, int] = {}
+        self.index_to_req_id: dict[int, str] = {}
+        self.free_indices: list[int] = list(range(max_num_reqs))
+        """LIFO: the highest row is handed out first."""
+        drafts = max(num_speculative_tokens, 1)
+
+        # [R, L] int32: every known token. Large and cold, so it stays in host memory and kernels reach it through UVA
+        self.all_token_ids = StagedWriteTensor(
+            rt, transfers, "all_token_ids", (max_num_reqs, max_model_len), torch.int32, place="uva", expected_writes=256
+        )
+        # [R] int32: the user's prompt, fixed for life
+        self.prompt_len = UvaBackedTensor(transfers, "prompt_len", max_num_reqs, torch.int32)
+        # [R] int32: tokens handed in at (re)admission; prompt + outputs after a preemption
+        self.prefill_len = UvaBackedTensor(transfers, "prefill_len", max_num_reqs, torch.int32)
+        # [R] int32: known tokens, advanced by post_update
+        self.total_len = StagedWriteTensor(rt, transfers, "total_len", max_num_reqs, torch.int32)
+        # [R] int32: tokens whose KV is valid, advanced by post_update. The exact one
+        self.num_computed_tokens = StagedWriteTensor(rt, transfers, "num_computed_tokens", max_num_reqs, torch.int32)
+        # [R] int64: what the next step's first decode token is
+        self.last_sampled_tokens = rt.zeros(max_num_reqs, torch.int64, name="last_sampled_tokens")
+        # [R, K] int64: drafts to verify next
+        self.draft_tokens = StagedWriteTensor(rt, transfers, "draft_tokens", (max_num_reqs, drafts), torch.int64)
+        # [lookahead, R] int32: prompt tokens behind this step's chunk, 0 past the end
+        self.next_prefill_tokens = rt.zeros((drafts, max_num_reqs), torch.int32, name="next_prefill_tokens")
+
+        # [R] int32, host: the scheduler's optimistic count, never below the device's exact one
+        self.num_computed_tokens_np: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(max_num_reqs, np.int32)
+        # [R] int32, host: min(num_computed_tokens_np, prefill_len); exact, since prefill rejects nothing
+        self.num_computed_prefill_tokens: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(max_num_reqs, np.int32)
+        self._no_drafts = np.zeros(drafts, np.int64)
+        self._added = False
+
+    @property
+    def num_reqs(self) -> int:
+        """Live requests."""
+        return len(self.req_id_to_index)
+
+    def add_request(self, request: RequestData) -> int:
+        """Give ``request`` a row and overwrite all of it; returns the row."""
+        if request.req_id in self.req_id_to_index:
+            raise ValueError(f"request {request.req_id!r} has row {self.req_id_to_index[request.req_id]} already")
+        if not self.free_indices:
+            raise RuntimeError(f"no free row for {request.req_id!r}: all {self.max_num_reqs} are taken")
+        row = self.free_indices.pop()
+        self.req_id_to_index[request.req_id] = row
+        self.index_to_req_id[row] = request.req_id
+        prefill_len = len(request.all_token_ids)
+        self.prompt_len.np[row] = request.prompt_len
+        self.prefill_len.np[row] = prefill_len
+        self.num_computed_tokens_np[row] = request.num_computed_tokens
+        self.num_computed_prefill_tokens[row] = request.num_computed_tokens
+        self.total_len.stage_write_elem(row, prefill_len)
+        self.num_computed_tokens.stage_write_elem(row, request.num_computed_tokens)
+        self.all_token_ids.stage_write(row, 0, request.all_token_ids)
+        self.draft_tokens.stage_write(row, 0, self._no_drafts)
+        self._added = True
+        return row
+
+    def remove_request(self, req_id: str) -> int:
+        """Free the row of ``req_id`` (finished or preempted: the same here); returns it."""
+        row = self.req_id_to_index.pop(req_id)
+        del self.index_to_req_id[row]
+        self.free_indices.append(row)
+        return row
+
+    def apply_staged_writes(self) -> None:
+        """Flush what the requests added since the last step staged."""
+        if not self._added:
+            return
+        self._added = False
+        self.prompt_len.publish()
+        self.prefill_len.publish()
+        self.total_len.apply_write()
+        self.num_computed_tokens.apply_write()
+        self.all_token_ids.apply_write()
+        self.draft_tokens.apply_write()
+
+    def reset(self) -> None:
+        """Free every row and forget what is staged; tables keep their contents until rows get new owners."""
+        for req_id in list(self.req_id_to_index):
+            self.remove_request(req_id)
+        for table in (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens):
+            table.drop_pending()
+        self._added = False
+
+    def staged(self) -> dict[str, list[Any]]:
+        """The diffs that the next ``apply_staged_writes`` will apply, by table."""
+        tables = (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens)
+        return {table.name: list(table.pending) for table in tables if table.pending}

@@ -61,7 +61,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> None:
     """What machine this is, which backend an engine would use, what is missing and how to get it."""
-    from mrv2lab.machine import describe_machine
+    from mrv2lab.bench.machine import describe_machine
 
     facts = describe_machine()
     if as_json:

@@ -21,7 +21,7 @@ def version(package: str) -> str | None:
 
 def git_commit() -> str | None:
     """The checkout's commit with ``+`` behind it if it has changes; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
         return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")

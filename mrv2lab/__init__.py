@@ -1,0 +1,90 @@
+"""A Jupyter-first workbench around a small, complete LLM inference runner.
+
+Public names load their module on first use, so that ``import mrv2lab`` loads no torch::
+
+    from mrv2lab import Engine, SamplingParams
+
+    engine = Engine(model="tiny")
+    engine.generate(["Once upon a time"], SamplingParams(max_tokens=20))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module below mrv2lab that defines it. The imports under TYPE_CHECKING say the same to type
+# checkers and editors; a house test keeps the two alike.
+PUBLIC: dict[str, str] = {
+    "CacheConfig": "config",
+    "Engine": "engine.engine",
+    "EngineConfig": "config",
+    "EventLog": "observer",
+    "ModelConfig": "config",
+    "Observer": "observer",
+    "PHASES": "observer",
+    "RequestOutput": "engine.outputs",
+    "RunReport": "engine.outputs",
+    "RunnerConfig": "config",
+    "Runtime": "runtime",
+    "SamplingParams": "protocol",
+    "SchedulerConfig": "config",
+    "SchedulerOutput": "protocol",
+    "StagedWriteTensor": "memory",
+    "UvaBackedTensor": "memory",
+    "UvaBufferPool": "runtime",
+    "Workload": "engine.workload",
+    "burst": "engine.workload",
+    "from_csv": "engine.workload",
+    "make_runtime": "runtime",
+    "steady": "engine.workload",
+}
+
+if TYPE_CHECKING:
+    from mrv2lab.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig
+    from mrv2lab.engine.engine import Engine
+    from mrv2lab.engine.outputs import RequestOutput, RunReport
+    from mrv2lab.engine.workload import Workload, burst, from_csv, steady
+    from mrv2lab.memory import StagedWriteTensor, UvaBackedTensor
+    from mrv2lab.observer import PHASES, EventLog, Observer
+    from mrv2lab.protocol import SamplingParams, SchedulerOutput
+    from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime
+
+__all__ = [
+    "PHASES",
+    "CacheConfig",
+    "Engine",
+    "EngineConfig",
+    "EventLog",
+    "ModelConfig",
+    "Observer",
+    "RequestOutput",
+    "RunReport",
+    "RunnerConfig",
+    "Runtime",
+    "SamplingParams",
+    "SchedulerConfig",
+    "SchedulerOutput",
+    "StagedWriteTensor",
+    "UvaBackedTensor",
+    "UvaBufferPool",
+    "Workload",
+    "burst",
+    "from_csv",
+    "make_runtime",
+    "steady",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {', '.join(__all__)}")
+    value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,44 @@
+"""A benchmark's result as a file: figures with what was run, where, when and by which command."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from mrv2lab.bench.machine import describe_machine
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, least and greatest of some samples, and how many there were."""
+    ordered = sorted(samples)
+    quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
+    return {
+        "median": statistics.median(ordered),
+        "q1": quartiles[0],
+        "q3": quartiles[2],
+        "min": ordered[0],
+        "max": ordered[-1],
+        "n": len(ordered),
+    }
+
+
+def write_result(path: str | Path, name: str, figures: dict[str, Any]) -> None:
+    """Write ``figures`` with date, commit, machine, versions and command to ``path`` as indented JSON."""
+    machine = describe_machine()
+    machine.pop("missing")
+    result = {
+        "name": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine,
+        "figures": figures,
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

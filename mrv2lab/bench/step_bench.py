@@ -1,0 +1,174 @@
+"""What one step costs the host, phase by phase, and what it allocates.
+
+``python -m mrv2lab.bench.step_bench --device cpu --out FILE``   the shipped model, 8 requests, lag 0
+``python -m mrv2lab.bench.step_bench --device cuda --out FILE``  Qwen3-0.6B's shape, random weights, decode steps
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tqdm.auto import tqdm
+
+from mrv2lab.bench.result import summary, write_result
+from mrv2lab.config import QWEN3_0_6B
+from mrv2lab.engine.engine import Engine
+from mrv2lab.observer import PHASES, Observer
+from mrv2lab.protocol import SamplingParams
+
+
+PREPARATION_PHASES = frozenset(PHASES) - {"schedule", "forward", "logits", "wait_output", "update_from_output"}
+"""What must not grow with the number of requests: no Python per request in it."""
+
+
+class PhaseTimer(Observer):
+    """Times spans and leaves the chokepoints unmarked, so that the marks' own cost stays out of the figures."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []
+        self._step: dict[str, int] = defaultdict(int)
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """See :meth:`Observer.span`."""
+        return self._timed(name)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._step[name] += time.perf_counter_ns() - start
+
+    def end_step(self, total_ns: int) -> None:
+        """Close the step's account."""
+        self.steps.append({**self._step, "step": total_ns})
+        self._step = defaultdict(int)
+
+
+def start_decodes(engine: Engine, num_requests: int, prompt_len: int, max_tokens: int, temperature: float) -> None:
+    """Submit ``num_requests`` prompts and step until every one decodes."""
+    vocab = engine.config.model.vocab_size
+    for i in range(num_requests):
+        prompt = [(17 * i + 3 * j) % vocab for j in range(prompt_len)]
+        engine.submit(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=temperature, seed=i))
+    while any(not output.token_ids for output in engine.requests.values() if not output.finished):
+        engine.step()
+
+
+def time_steps(engine: Engine, steps: int) -> dict[str, Any]:
+    """Host microseconds of ``steps`` decode steps, by phase; the sum ``preparation`` leaves out schedule, forward,
+    logits, wait_output and update_from_output."""
+    timer = PhaseTimer()
+    engine.observer = timer
+    for _ in range(steps):
+        start = time.perf_counter_ns()
+        engine.step()
+        timer.end_step(time.perf_counter_ns() - start)
+    engine.observer = Observer()
+    names = dict.fromkeys(name for step in timer.steps for name in step)
+    figures = {name: summary([step.get(name, 0) / 1e3 for step in timer.steps]) for name in names}
+    figures["preparation"] = summary(
+        [sum(ns for name, ns in step.items() if name in PREPARATION_PHASES) / 1e3 for step in timer.steps]
+    )
+    return figures
+
+
+def allocations(engine: Engine, steps: int) -> dict[str, float]:
+    """New device and pinned blocks (from the driver) a step, and allocator requests a step, over ``steps`` steps."""
+    before = _counts()
+    for _ in range(steps):
+        engine.step()
+    after = _counts()
+    return {name: (after[name] - before[name]) / steps for name in before}
+
+
+def _counts() -> dict[str, int]:
+    device, host = torch.cuda.memory_stats(), torch.cuda.host_memory_stats()
+    return {
+        "new_device_blocks": int(device.get("num_device_alloc", 0)),
+        "new_pinned_blocks": int(host.get("num_host_alloc", 0)),
+        "device_allocator_requests": int(device.get("allocation.all.allocated", 0)),
+        "pinned_allocator_requests": int(host.get("allocations.allocated", host.get("allocation.allocated", 0))),
+    }
+
+
+PREPARATION_KERNELS = ("prefill_inputs", "pos_seq_lens", "combine_tokens", "gather_block_tables", "slot_mapping")
+
+
+def kernel_times(engine: Engine, steps: int) -> dict[str, float]:
+    """Device microseconds a step of every Triton kernel by name, and of the preparation kernels together."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(steps):
+            engine.step()
+        torch.cuda.synchronize()
+    totals: dict[str, float] = defaultdict(float)
+    for event in profiled.key_averages():
+        totals[event.key] += float(event.self_device_time_total) / steps
+    known = {name: us for name, us in totals.items() if name.endswith("_kernel") and us > 0}
+    known["preparation_kernels"] = sum(
+        us for name, us in known.items() if name.removesuffix("_kernel") in PREPARATION_KERNELS
+    )
+    known["all_device_work"] = sum(totals.values())
+    return known
+
+
+def bench_cpu(steps: int) -> dict[str, Any]:
+    """The shipped model at 8 requests with lag 0, on two threads."""
+    torch.set_num_threads(2)
+    figures: dict[str, Any] = {"threads": 2, "model": "tiny", "requests": 8, "lag": 0}
+    for temperature in (0.0, 1.0):
+        with Engine("tiny", device="cpu", lag=0, num_blocks=1024) as engine:
+            start_decodes(engine, 8, 32, 512, temperature)
+            for _ in range(10):
+                engine.step()
+            figures[f"temperature_{temperature:g}_us"] = time_steps(engine, steps)
+    return figures
+
+
+def bench_cuda(steps: int) -> dict[str, Any]:
+    """Qwen3-0.6B's shape in bfloat16: phases at 1, 64 and 256 requests, kernels and allocations at 256."""
+    figures: dict[str, Any] = {"model": QWEN3_0_6B.name, "prompt_len": 128, "requests": {}}
+    engine = Engine(QWEN3_0_6B, device="cuda", num_blocks=8192, max_num_reqs=1024, max_num_batched_tokens=4096)
+    for count in tqdm((1, 64, 256), desc="requests"):
+        row: dict[str, Any] = {}
+        for label, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+            start_decodes(engine, count, 128, 300, temperature)
+            for _ in range(20):
+                engine.step()
+            torch.cuda.synchronize()
+            row[label] = {"host_us": time_steps(engine, steps), "allocations": allocations(engine, 32)}
+            if count in (1, 256):
+                row[label]["device_us"] = kernel_times(engine, 16)
+            engine.reset()
+        figures["requests"][str(count)] = row
+    for label in ("greedy", "sampled"):
+        many, few = (figures["requests"][n][label]["host_us"]["preparation"]["median"] for n in ("256", "64"))
+        figures[f"preparation_256_over_64_{label}"] = many / few
+    engine.close()
+    return figures
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
+    steps: Annotated[int, typer.Option(help="Timed steps.")] = 100,
+) -> None:
+    """Run the benchmark for one device."""
+    figures = bench_cuda(steps) if device == "cuda" else bench_cpu(steps)
+    write_result(out, f"step_{device}", figures)
+    typer.echo(out.read_text())
+
+
+if __name__ == "__main__":
+    typer.run(main)

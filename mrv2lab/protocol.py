@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,29 @@ NULL_BLOCK = 0
 """The block that is never handed out; what padding may read."""
 PAD_SLOT = -1
 """A slot that no kernel writes."""
+
+
+Backend = Literal["spec", "triton", "interpret"]
+"""Which of an op's forms runs: its NumPy or torch spec, the compiled kernel, or the kernel in Triton's interpreter."""
+
+
+class TritonMissing(RuntimeError):
+    """A Triton kernel was asked for where Triton cannot be imported."""
+
+
+class Launchable(Protocol):
+    """What the runtime needs of an operation; ``ops/_op.py`` makes them."""
+
+    name: str
+    write_index: tuple[int, ...]
+    """Which arguments it writes; every other tensor argument is read."""
+    launch: Any
+    """``launch(kernel, *args)`` starts the compiled kernel."""
+    kernel: Any
+    """``kernel.load()`` is the compiled kernel."""
+
+    def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
+        """Run now; for queued work."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +153,14 @@ class MRV2SchedulerOutput:
     num_scheduled_tokens: dict[str, int]
     scheduled_draft_tokens: dict[str, list[int]]
     total_num_scheduled_tokens: int
+
+    @property
+    def removed_req_ids(self) -> list[str]:
+        """Whose rows are freed at the start of the step, sorted, so that every rank frees rows alike.
+
+        Some may have no row: aborted while waiting, or finished by a stale token after a preemption.
+        """
+        return sorted(self.finished_req_ids | self.preempted_req_ids)
 
 
 # -- runner -> engine --------------------------------------------------------------------------------------------------

@@ -121,10 +121,9 @@ class ModelRunner:
         return True
 
     def _finish_requests(self, output: MRV2SchedulerOutput) -> None:
-        """Free the rows of finished and preempted requests, in one order on every rank."""
-        for req_id in sorted(output.finished_req_ids | output.preempted_req_ids):
+        for req_id in output.removed_req_ids:
             row = self.req_states.req_id_to_index.get(req_id)
-            if row is not None:  # it may have ended before it was ever scheduled
+            if row is not None:
                 self.model_state.remove_request(row)
                 self.req_states.remove_request(req_id)
 

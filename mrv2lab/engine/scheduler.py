@@ -1,0 +1,393 @@
+"""Who computes how many tokens in the next step.
+
+Token-centric: every request has a computed count chasing a known count, so prefill chunks, decodes and drafts to verify
+are one rule. ``schedule()`` promises, ``update_from_output()`` settles; between the two a step is in flight. A step's
+outputs must be settled in the order of the schedules.
+
+Counterpart in vLLM: ``v1/core/sched/scheduler.py``, Scheduler (schedule, update_from_output).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
+from mrv2lab.engine.kv_manager import KVCacheManager
+from mrv2lab.engine.records import Decision, RequestUpdate, SchedulerStats, StepDraft
+from mrv2lab.engine.request import FinishReason, Request, RequestStatus
+from mrv2lab.engine.request_queue import make_queue, priority_key
+from mrv2lab.protocol import BlockIds, ContinuedData, ModelRunnerOutput, RequestData, SchedulerOutput
+
+
+class Scheduler:
+    """The synchronous scheduler: a step's tokens are known before the next schedule.
+
+    Requests are admitted first come, first served, or by priority (never by preempting a running one); a dry pool
+    preempts the last (or the lowest) running request, which is computed again from the start. All loops over requests
+    in the steady decode are plain: no call per request but the hooks of :class:`AsyncScheduler` and ``append_output``.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheConfig, spec: SpecConfig | None = None, num_groups: int = 1
+    ) -> None:
+        self.config = config
+        self.num_spec = (spec or SpecConfig()).num_speculative_tokens
+        self.kv = KVCacheManager(cache, config.max_model_len, num_groups)
+        self.requests: dict[str, Request] = {}
+        self.waiting = make_queue(config.policy)
+        self.running: list[Request] = []
+        self.stats = SchedulerStats()
+        self.decisions: list[Decision] = []
+        """Why the last ``schedule()`` did what it did; empty in a steady state."""
+        self.step = 0
+        self._arrivals = 0
+        # Both are handed over to the next output and re-bound, never cleared: the output owns them from then on.
+        self._finished: set[str] = set()
+        self._preempted: set[str] = set()
+        # (step, its requests in the order of num_scheduled_tokens). Objects, not ids: an id may finish and be
+        # submitted again while a step of its first life is in flight.
+        self._in_flight: deque[tuple[int, list[Request]]] = deque()
+
+    # -- requests come and go ------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Let ``request`` wait for its turn.
+
+        Raises ``ValueError`` for an id in use, for prompt + max_tokens over max_model_len, and for a request that the
+        KV pool could never hold.
+        """
+        req_id, total = request.req_id, request.max_total_tokens
+        if req_id in self.requests:
+            raise ValueError(f"request id {req_id!r} is in use; ids may be used again once they finished")
+        if total > self.config.max_model_len:
+            raise ValueError(
+                f"request {req_id!r}: prompt of {request.num_prompt_tokens} + max_tokens "
+                f"{request.sampling.max_tokens} = {total} exceeds max_model_len {self.config.max_model_len}"
+            )
+        # The last token is never computed. Drafts: those optimistically in flight, those to verify, and lookahead.
+        most = min(total - 1 + self.num_spec * (1 + self.config.max_concurrent_steps), self.config.max_model_len)
+        if not self.kv.can_ever_fit(most):
+            raise ValueError(
+                f"request {req_id!r} may need {most} KV slots, the pool has "
+                f"{self.kv.pool.num_usable // self.kv.num_groups * self.kv.block_size}; "
+                "lower max_tokens or raise CacheConfig.num_blocks"
+            )
+        request.arrival_order = self._arrivals
+        self._arrivals += 1
+        self.requests[req_id] = request
+        self.waiting.add(request)
+
+    def abort(self, req_id: str) -> RequestUpdate:
+        """End a request in any state; output of it that is in flight will be ignored.
+
+        Raises ``ValueError`` for an id that is unknown or finished already.
+        """
+        request = self.requests.get(req_id)
+        if request is None:
+            raise ValueError(f"cannot abort {req_id!r}: no unfinished request has this id")
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        self._finish(request, "abort")
+        return RequestUpdate(req_id, [], "abort")
+
+    def preempt(self, req_id: str) -> None:
+        """Take a running request's blocks away now, as a dry pool would: for lessons and tests.
+
+        Raises ``ValueError`` if it is not running.
+        """
+        request = self.requests.get(req_id)
+        if request is None or request.status is not RequestStatus.RUNNING:
+            raise ValueError(f"cannot preempt {req_id!r}: it is not running")
+        self.running.remove(request)
+        self._preempt(request)
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forget all cached KV. False, and nothing forgotten, while requests hold blocks, unless they are preempted."""
+        if preempt_running:
+            while self.running:
+                self._preempt(self.running.pop())
+        return self.kv.reset_prefix_cache()
+
+    def update_draft_token_ids(self, drafts: Mapping[str, list[int]]) -> None:
+        """Synchronous loop: what the drafter proposed after the last step, to be verified in the next."""
+        for req_id, tokens in drafts.items():
+            request = self.requests.get(req_id)
+            if request is not None and request.status is RequestStatus.RUNNING:
+                request.spec_token_ids = [] if request.is_prefill_chunk else tokens[: self.num_spec]
+
+    def has_unfinished(self) -> bool:
+        """Whether any request waits, runs or is preempted."""
+        return bool(self.requests)
+
+    def has_work(self) -> bool:
+        """Whether ``schedule()`` has something to say: requests, or ends that the runner must still hear of."""
+        return bool(self.requests or self._finished or self._preempted)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Schedules whose output was not processed yet."""
+        return len(self._in_flight)
+
+    # -- schedule ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Put the next step together: running requests first, in order, then waiting ones if nothing was preempted."""
+        self.decisions = []
+        step = StepDraft(self.config.max_num_batched_tokens)
+        self._schedule_running(step)
+        admitted: list[Request] = []
+        if step.preempted:
+            if self.waiting:
+                self._decide("after_preemption", self.waiting.peek(), 0, self.kv.num_free_blocks)
+        elif self.waiting and step.budget > 0:
+            admitted = self._schedule_waiting(step)
+
+        continued, num_scheduled = step.continued, step.num_scheduled
+        output = SchedulerOutput(
+            step=self.step,
+            new=step.new,
+            continued=ContinuedData(
+                [r.req_id for r in continued],
+                np.array([r.num_computed_tokens for r in continued], np.int32),
+                np.array([r.num_tokens - r.num_prompt_tokens + r.num_output_placeholders for r in continued], np.int32),
+                step.new_blocks,
+            ),
+            resumed=step.resumed,
+            finished=self._finished,
+            preempted=self._preempted,
+            unscheduled={r.req_id for r in self.running if r.req_id not in num_scheduled}
+            if len(num_scheduled) < len(self.running)
+            else set(),
+            num_scheduled_tokens=num_scheduled,
+            scheduled_draft_tokens=step.drafts,
+            total_num_scheduled_tokens=self.config.max_num_batched_tokens - step.budget,
+        )
+        self._update_after_schedule(continued + admitted, output)
+        return output
+
+    def _schedule_running(self, step: StepDraft) -> None:
+        num_spec, last_position = self.num_spec, self.config.max_model_len - 1
+        num_scheduled, continued = step.num_scheduled, step.continued
+        cap = self._chunk_cap()
+        for request in tuple(self.running):
+            if step.budget <= 0:
+                break
+            if step.preempted and request.status is not RequestStatus.RUNNING:
+                continue
+            computed, placeholders = request.num_computed_tokens, request.num_output_placeholders
+            if placeholders and computed + 2 - placeholders >= request.max_total_tokens:
+                # One token is missing, and the step in flight yields at least one.
+                self._decide("last_token", request, 0, 0)
+                continue
+            wanted = request.num_tokens + len(request.spec_token_ids) + placeholders - computed
+            n = min(wanted, cap, step.budget, last_position - computed) if wanted > 1 else wanted
+            if n <= 0 or computed >= last_position:
+                continue
+            if n < wanted:
+                self._decide("budget", request, wanted, n)
+            end = computed + n
+            # The steady decode does no block work: its slots are there and no block becomes full.
+            if end + num_spec > request.num_slots:
+                new_blocks = self._allocate_or_preempt(request, n, step)
+                if new_blocks is None:
+                    break
+                if new_blocks[0]:
+                    step.new_blocks[request.req_id] = new_blocks
+            elif end >= request.next_hash_at and request.num_tokens >= request.next_hash_at:
+                self.kv.cache_blocks(request, end)
+            num_scheduled[request.req_id] = n
+            continued.append(request)
+            step.budget -= n
+            if request.spec_token_ids:
+                num_drafts = end - request.num_tokens - placeholders
+                if num_drafts > 0:
+                    step.drafts[request.req_id] = request.spec_token_ids[:num_drafts]
+                request.spec_token_ids = []
+
+    def _allocate_or_preempt(self, request: Request, n: int, step: StepDraft) -> BlockIds | None:
+        """Blocks for ``request``, others preempted until there are some; None if it had to be preempted itself."""
+        while (blocks := self.kv.allocate_slots(request, n, self.num_spec)) is None:
+            victim = max(self.running, key=priority_key) if self.config.policy == "priority" else self.running[-1]
+            needed = self.kv.blocks_needed(request, request.num_computed_tokens + n + self.num_spec)
+            self._decide("preempt", victim, needed, self.kv.num_free_blocks)
+            self.running.remove(victim)
+            if victim.req_id in step.num_scheduled:
+                # Only under priority: it had a place in this very step.
+                step.budget += step.num_scheduled.pop(victim.req_id)
+                step.continued.remove(victim)
+                step.drafts.pop(victim.req_id, None)
+                step.new_blocks.pop(victim.req_id, None)
+            self._preempt(victim)
+            step.preempted = True
+            if victim is request:
+                return None
+        return blocks
+
+    def _schedule_waiting(self, step: StepDraft) -> list[Request]:
+        admitted: list[Request] = []
+        passed_over: list[Request] = []
+        while self.waiting and step.budget > 0:
+            request = self.waiting.peek()
+            if len(self.running) >= self.config.max_num_reqs:
+                self._decide("rows", request, 1, 0)
+                break
+            if request.num_stale_output_tokens:
+                self._decide("draining", request, request.num_stale_output_tokens, 0)
+                passed_over.append(self.waiting.pop())
+                continue
+            hit = self.kv.get_computed_blocks(request)
+            wanted = request.num_tokens - hit.num_tokens
+            n = min(wanted, self._chunk_cap(), step.budget)
+            reserve = self.config.reserve_full_sequence
+            if self.kv.allocate_slots(request, n, self.num_spec, hit, reserve) is None:
+                self._explain_wait(request, hit.num_tokens + n, hit.num_tokens)
+                break
+            if n < wanted:
+                self._decide("budget", request, wanted, n)
+            if hit.num_tokens:
+                self._decide("prefix_hit", request, request.num_tokens, hit.num_tokens)
+            self.stats.prefix_queried_tokens += request.num_tokens
+            self.stats.prefix_hit_tokens += hit.num_tokens
+            self.waiting.pop()
+            request.num_computed_tokens = request.num_cached_tokens = hit.num_tokens
+            group = step.resumed if request.status is RequestStatus.PREEMPTED else step.new
+            group.append(self._request_data(request))
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            admitted.append(request)
+            step.num_scheduled[request.req_id] = n
+            step.budget -= n
+        for request in reversed(passed_over):
+            self.waiting.requeue(request)
+        return admitted
+
+    def _request_data(self, request: Request) -> RequestData:
+        return RequestData(
+            req_id=request.req_id,
+            prompt_len=request.num_prompt_tokens,
+            all_token_ids=list(request.all_token_ids),
+            sampling=request.sampling,
+            seed=request.seed,
+            seed_given=request.seed_given,
+            block_ids=self.kv.block_ids(request),
+            num_computed_tokens=request.num_computed_tokens,
+        )
+
+    def _chunk_cap(self) -> int:
+        """Longest chunk that one request may take while another could use the budget."""
+        alone = len(self.running) + len(self.waiting) <= 1
+        threshold = self.config.long_prefill_token_threshold
+        return self.config.max_num_batched_tokens if alone or not threshold else threshold
+
+    def _update_after_schedule(self, scheduled: list[Request], output: SchedulerOutput) -> None:
+        """Count the scheduled tokens as computed (optimistically) and in flight, and start the next step's sets."""
+        for request, n in zip(scheduled, output.num_scheduled_tokens.values(), strict=True):
+            request.num_computed_tokens = computed = request.num_computed_tokens + n
+            request.num_in_flight_tokens += n
+            request.is_prefill_chunk = computed < request.num_tokens + request.num_output_placeholders
+        self._in_flight.append((self.step, scheduled))
+        self.step += 1
+        self._finished, self._preempted = set(), set()
+
+    # -- update --------------------------------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[RequestUpdate]:
+        """Settle the oldest step in flight; what it did, for each request that got tokens.
+
+        Raises ``ValueError`` if the two belong to another step, or if the runner's requests are not the step's.
+        """
+        if not self._in_flight or not self._in_flight[0][0] == scheduler_output.step == model_runner_output.step:
+            oldest = self._in_flight[0][0] if self._in_flight else "none"
+            raise ValueError(
+                f"outputs are settled in the order of the schedules: oldest in flight is step {oldest}, got schedule "
+                f"{scheduler_output.step} with output {model_runner_output.step}"
+            )
+        num_scheduled, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_draft_tokens
+        sampled = dict(zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True))
+        if sampled.keys() != num_scheduled.keys():
+            raise ValueError(
+                f"step {scheduler_output.step}: the runner's requests differ from the scheduled ones in "
+                f"{sorted(sampled.keys() ^ num_scheduled.keys())}"
+            )
+        updates: list[RequestUpdate] = []
+        any_finished = False
+        for request, n in zip(self._in_flight.popleft()[1], num_scheduled.values(), strict=True):
+            req_id = request.req_id
+            tokens = sampled[req_id]
+            request.num_in_flight_tokens -= n
+            if request.finish_reason is not None:
+                self.stats.wasted_rows += bool(tokens)
+                continue
+            stale = request.num_stale_output_tokens
+            if stale:
+                request.num_stale_output_tokens = stale - n
+            if not tokens:
+                continue
+            if drafts and req_id in drafts:
+                num_drafts, num_accepted = len(drafts[req_id]), len(tokens) - 1
+                self.stats.draft_tokens += num_drafts
+                self.stats.accepted_draft_tokens += num_accepted
+                if num_accepted < num_drafts and not stale:
+                    self._on_rejected(request, num_drafts - num_accepted)
+            if not stale:
+                self._on_output(request, len(tokens))
+            reason = None
+            for kept, token in enumerate(tokens, 1):
+                reason = request.append_output(token)
+                if reason is not None:
+                    if kept < len(tokens) and not stale:
+                        request.num_computed_tokens -= len(tokens) - kept
+                    tokens = tokens[:kept]
+                    break
+            if not stale and request.num_computed_tokens - request.num_in_flight_tokens >= request.next_hash_at:
+                self.kv.cache_blocks(request, request.num_confirmed_tokens)
+            if reason is not None:
+                any_finished = True
+                self._finish(request, reason)
+            updates.append(RequestUpdate(req_id, tokens, reason))
+        if any_finished:
+            self.running = [request for request in self.running if request.finish_reason is None]
+        return updates
+
+    def _on_rejected(self, request: Request, num_rejected: int) -> None:
+        """The schedule counted ``num_rejected`` drafts as computed which turned out wrong."""
+        request.num_computed_tokens -= num_rejected
+
+    def _on_output(self, request: Request, num_tokens: int) -> None:
+        """``num_tokens`` tokens of a step that still counts came back, before they are appended."""
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """Everything but the place in ``running``."""
+        if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            self.waiting.remove(request)
+        request.finish(reason)
+        self.kv.free(request)
+        del self.requests[request.req_id]
+        self._finished.add(request.req_id)
+
+    def _preempt(self, request: Request) -> None:
+        """Everything but the place in ``running``."""
+        # A victim that had a place in this step published blocks which nobody will write now.
+        self.kv.free(request, num_valid_tokens=request.num_computed_tokens)
+        request.preempted()
+        self.stats.num_preemptions += 1
+        self._preempted.add(request.req_id)
+        self.waiting.requeue(request)
+
+    def _decide(self, kind: str, request: Request, needed: int, free: int) -> None:
+        self.decisions.append(Decision(kind, request.req_id, needed, free))
+
+    def _explain_wait(self, request: Request, num_tokens: int, num_hits: int) -> None:
+        hit = self.kv.get_computed_blocks(request)
+        needed, free = self.kv.blocks_needed(request, num_tokens + self.num_spec, hit), self.kv.num_free_blocks
+        kind = "no_blocks"
+        if needed <= free:
+            kind, needed = "full_sequence", self.kv.blocks_needed(request, request.num_tokens, hit)
+        self._decide(kind, request, needed, free)

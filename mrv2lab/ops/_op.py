@@ -10,16 +10,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any, overload
 
-Backend = Literal["spec", "triton", "interpret"]
+from mrv2lab.protocol import Backend, TritonMissing
+
 _COPY_PREFIX = "mrv2lab.ops._interpreted_"
-
-
-class TritonMissing(RuntimeError):
-    """A Triton kernel was asked for where Triton cannot be imported."""
 
 
 class Jit:
@@ -107,6 +106,57 @@ def _prepare(module: ModuleType, interpret: bool) -> None:
             _JIT_OF[id(real)] = value
 
 
+_INTERPRETER = threading.RLock()
+_substitutes: list[tuple[Any, str, Any]] = []
+
+
+@contextmanager
+def _interpreter() -> Iterator[None]:
+    """Triton's own library (``tl.max``, ``tl.zeros``, ...) is jitted code too and was loaded for compilation:
+    interpreted copies stand in for the time of one launch, one thread at a time. Methods (``x.max()``) stay as they
+    are, so kernels call ``tl.max(x)``."""
+    with _INTERPRETER:
+        if not _substitutes:
+            _substitutes.extend(_make_substitutes())
+        core = sys.modules["triton.language.core"]  # the library's functions patch it and leave it so
+        originals = [(module, name, getattr(module, name)) for module, name, _ in _substitutes]
+        originals += [(core, name, value) for name, value in vars(core).items()]
+        try:
+            for module, name, substitute in _substitutes:
+                setattr(module, name, substitute)
+            yield
+        finally:
+            for module, name, original in originals:
+                setattr(module, name, original)
+
+
+def _make_substitutes() -> list[tuple[Any, str, Any]]:
+    import triton
+    import triton.language as tl
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction, mangle_type
+
+    mangle_type(0)  # imports, on first use, modules that want the library as it was
+    substitutes: list[tuple[Any, str, Any]] = []
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        for name, function in list(vars(tl.standard).items()):
+            if isinstance(function, JITFunction):
+                interpreted = triton.jit(function.fn)
+                places = (module for module in (tl, tl.standard) if vars(module).get(name) is function)
+                substitutes += [(module, name, interpreted) for module in places]
+    if triton.__version__.startswith("3.6."):
+        # `range(0, n)` in a kernel: 3.6 calls int() on an array of shape (1,), which NumPy 2.4 refuses.
+        patch = interpreter._patch_lang_tensor
+
+        def patch_for_numpy(tensor: Any, scope: Any) -> None:
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+        substitutes.append((interpreter, "_patch_lang_tensor", patch_for_numpy))
+    return substitutes
+
+
 class Op:
     """One operation. ``Op(rt, *args)`` launches it through the runtime's chokepoint; arguments are positional.
 
@@ -135,13 +185,17 @@ class Op:
         rt.kernel(self, *args)
 
     def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
-        """Run now, on the machine where the tensors are. For queued work only; the step path launches ``op(rt, ...)``."""
+        """Run now, where the tensors are. For queued work only; the step path launches ``op(rt, ...)``."""
         if backend == "spec":
             if self.numpy:
                 args = tuple(_as_numpy(arg) for arg in args)
             self.spec(*args)
+        elif backend == "interpret":
+            kernel = self.kernel.load(interpret=True)
+            with _interpreter():
+                self.launch(kernel, *args)
         else:
-            self.launch(self.kernel.load(interpret=backend == "interpret"), *args)
+            self.launch(self.kernel.load(), *args)
 
 
 def _as_numpy(arg: Any) -> Any:

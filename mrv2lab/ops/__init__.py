@@ -1,0 +1,32 @@
+"""One file an operation, three parts each: spec (the definition) -> kernel (Triton) -> launcher. No torch at import.
+
+Shared
+    _op                  Op, jit, op: how the three parts become one object and how kernels are found
+
+State (integers; NumPy specs, bit-equal on every backend)
+    apply_write          staged diffs into one table
+    fused_apply_write    staged diffs into several tables at once
+    post_update          sampled tokens and counters into the rows, after sampling
+
+Inputs of a step (integers)
+    prefill_inputs       prompt tokens of this step's chunks; the tokens behind them
+    pos_seq_lens         positions and sequence lengths
+    combine_tokens       last sampled and draft tokens; which rows need logits
+    expand_idx_mapping   state row of every logits row
+    gather_block_tables  block tables of the batch, from the permanent rows
+    slot_mapping         where each token goes in the KV cache
+    num_sampled          how many sampled tokens count, how many drafts were rejected
+
+Decoder (floats; torch specs)
+    rms_norm, add_rms_norm   normalisation, alone and with the residual addition
+    rotary               position embedding, with q/k norm where the model has it
+    kv_write             keys and values into the paged cache
+    paged_attention      causal attention over the paged cache
+    silu_mul             the gate of SwiGLU
+
+Sampling
+    temperature          logits over temperature
+    noise                counter-based hash, uniforms and Gumbel noise
+    argmax               greedy choice
+    gumbel               sampling by Gumbel-max
+"""

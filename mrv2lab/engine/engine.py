@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from tqdm.auto import tqdm
 
 from mrv2lab.config import (
     CacheConfig,
+    DType,
     EngineConfig,
     ModelConfig,
     RunnerConfig,
@@ -51,6 +53,7 @@ class Engine:
     :class:`ModelConfig` (seeded random weights). ``device`` is ``"auto"``, ``"cpu"``, ``"cuda"``. Further keywords are
     fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
     ``max_num_reqs=8``, ``transfer="barrier"``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none.
+    Outputs of the latest ``keep_finished`` finished requests stay in ``requests``.
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
     """
@@ -61,9 +64,10 @@ class Engine:
         runner: Literal["mrv2"] = "mrv2",
         device: str = "auto",
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         transfer: TransferName = "uva_pool",
         seed: int | None = 0,
+        keep_finished: int = 4096,
         observer: Observer = NULL_OBSERVER,
         **options: Any,
     ) -> None:
@@ -71,7 +75,9 @@ class Engine:
             options, {"runner": runner, "device": device, "transfer": transfer}
         )
         self.rt = make_runtime(runner_config, observer)
-        loaded = load_model(model, dtype=dtype)
+        loaded = load_model(model, dtype=dtype, device=self.rt.device.type)
+        if self.rt.backend == "interpret" and loaded.config.dtype == "bfloat16":
+            raise ValueError("Triton's interpreter computes bfloat16 wrongly; use dtype='float32' or kernels='spec'")
         limit = loaded.config.max_position_embeddings
         if "max_model_len" not in options and scheduler.max_model_len > limit:
             scheduler = dataclasses.replace(scheduler, max_model_len=limit)
@@ -80,7 +86,10 @@ class Engine:
         self.worker = Worker(self.config, self.rt, loaded.weights)
         self._rng = np.random.default_rng(seed)
         self.requests: dict[str, RequestOutput] = {}
-        """Every request of this engine, finished ones too, by id."""
+        """Unfinished requests and the latest finished ones, by id."""
+        self._next_number = 0
+        self._keep_finished = keep_finished
+        self._finished: deque[str] = deque()
         self._start()
 
     def _start(self) -> None:
@@ -154,10 +163,9 @@ class Engine:
         return [int(token) for token in token_ids], None
 
     def _next_id(self) -> str:
-        number = len(self.requests)
-        while f"r{number}" in self.requests:
-            number += 1
-        return f"r{number}"
+        while f"r{self._next_number}" in self.requests:
+            self._next_number += 1
+        return f"r{self._next_number}"
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request now, whatever it is doing. Raises ``UnknownRequest`` for an id that is unknown or finished."""
@@ -199,6 +207,9 @@ class Engine:
         if output.finished:
             self._decoders.pop(update.req_id, None)
             del self._started_at[update.req_id]
+            self._finished.append(update.req_id)
+            if len(self._finished) > self._keep_finished:
+                self.requests.pop(self._finished.popleft(), None)
         return output
 
     def has_work(self) -> bool:
@@ -213,17 +224,17 @@ class Engine:
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise ValueError(f"{len(many)} prompts but {len(each)} sampling params")
-        ids: list[str] = []
+        outputs: list[RequestOutput] = []
         try:
             for prompt, one in zip(many, each, strict=True):
-                ids.append(self.submit(prompt, one))
+                outputs.append(self.requests[self.submit(prompt, one)])
         except ValueError:
-            for request_id in ids:
-                self.abort(request_id)
+            for output in outputs:
+                self.abort(output.request_id)
             raise
-        while any(not self.requests[request_id].finished for request_id in ids):
+        while not all(output.finished for output in outputs):
             self.step()
-        return [self.requests[request_id] for request_id in ids]
+        return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Text of one request as it comes. Leaving the loop early aborts it."""
@@ -241,13 +252,15 @@ class Engine:
     def run(self, workload: Workload, *, progress: bool = True) -> RunReport:
         """Submit a workload's requests at their steps and run until all have ended."""
         arrivals = list(workload.resolve(self.config.model.vocab_size))
-        ids: list[str] = []
+        outputs: dict[str, RequestOutput] = {}
         before, started, began = dataclasses.replace(self.scheduler.stats), self.num_steps, time.perf_counter()
         with tqdm(total=len(arrivals), desc=workload.name, unit="req", disable=not progress) as bar:
             while arrivals or self.has_work():
                 while arrivals and arrivals[0].step <= self.num_steps - started:
                     arrival = arrivals.pop(0)
-                    ids.append(self.submit(arrival.prompt, arrival.params, priority=arrival.priority))
+                    assert not isinstance(arrival.prompt, int), "resolve() drew it"
+                    request_id = self.submit(arrival.prompt, arrival.params, priority=arrival.priority)
+                    outputs[request_id] = self.requests[request_id]
                 bar.update(sum(output.finished for output in self.step()))
         stats = type(before)(
             **{
@@ -256,7 +269,6 @@ class Engine:
             }
         )
         seconds = time.perf_counter() - began
-        outputs = {request_id: self.requests[request_id] for request_id in ids}
         return RunReport(workload.name, outputs, self.num_steps - started, seconds, stats)
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -297,6 +309,7 @@ class Engine:
         for output in self.requests.values():
             if not output.finished:
                 output.finish_reason = "abort"
+                self._finished.append(output.request_id)
         self.worker.reset()
         self._start()
 

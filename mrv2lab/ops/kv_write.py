@@ -1,4 +1,4 @@
-"""Store this step's keys and values in the paged cache. Source: vLLM's reshape_and_cache (its contract, not its code)."""
+"""Store this step's keys and values in the paged cache. Counterpart in vLLM: ``reshape_and_cache``."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ Slots past the end of a request are never used in arithmetic: a fresh block may 
 
 from __future__ import annotations
 
+import itertools
+
 from mrv2lab.ops._op import cdiv, jit, next_power_of_2, op
 
 tl = None
@@ -21,9 +23,9 @@ def paged_attention_spec(out, q, key_cache, value_cache, block_table, seq_lens, 
     """
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     live = [j for j in range(len(lengths)) if starts[j] < starts[j + 1]]
-    # Decodes go as one batch, shorter ones padded; else each request by itself.
-    batches = [live] if live and max_query_len == 1 else [[j] for j in live]
-    for batch in batches:
+    # Neighbours with the same number of queries go as one batch, shorter ones padded: all decodes at once.
+    for _, group in itertools.groupby(live, key=lambda j: starts[j + 1] - starts[j]):
+        batch = list(group)
         rows = slice(starts[batch[0]], starts[batch[-1] + 1])
         queries = q[rows].unflatten(0, (len(batch), -1))
         mixed = _attend(queries, key_cache, value_cache, block_table[batch], [lengths[j] for j in batch], scale)

@@ -43,9 +43,7 @@ def rms_norm(kernel, out, x, weight, eps):
     t, hidden = x.shape
     if t:
         block = next_power_of_2(hidden)
-        kernel[(t,)](
-            out, out.stride(0), x, x.stride(0), weight, eps, hidden, BLOCK=block, num_warps=num_warps(block)
-        )
+        kernel[(t,)](out, out.stride(0), x, x.stride(0), weight, eps, hidden, BLOCK=block, num_warps=num_warps(block))
 
 
 def num_warps(block: int) -> int:

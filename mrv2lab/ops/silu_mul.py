@@ -8,7 +8,10 @@ tl = None
 
 
 def silu_mul_spec(out, gate_up):
-    """out = silu(gate_up[:, :I]) * gate_up[:, I:], the silu rounded to the dtype first. out: [t, I]; gate_up: [t, 2I]."""
+    """out = silu(gate_up[:, :I]) * gate_up[:, I:], the silu rounded to the dtype first.
+
+    out: [t, I]; gate_up: [t, 2I].
+    """
     import torch
 
     gate, up = gate_up.chunk(2, dim=-1)

@@ -145,7 +145,7 @@ def test_batch_composition_does_not_matter(backend):
             "q.float().transpose(1, 2),",
             "q.float().view(b, m, -1, key_cache.shape[2], q.shape[3]).transpose(2, 3).flatten(2, 3).transpose(1, 2),",
         ),
-        ("out[rows] =", "out[starts[j] + 1 : starts[j + 1] + 1] ="),
+        ("out[rows] =", "out[rows.start + 1 : rows.stop + 1] ="),
     ],
     ids=["not causal", "no scale", "NaN read", "table past the end", "head mapping", "row offset"],
 )

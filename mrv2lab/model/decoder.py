@@ -1,0 +1,252 @@
+"""A Llama/Qwen3-style decoder in segments, each one launch of the runtime over preallocated buffers.
+
+    embed | before_attention, attention, after_attention (a layer) | final_norm | logits
+
+A segment is the unit of deferral, of a tape and of piecewise graph capture: attention alone depends on the batch's
+composition, the others on its token count only. Weights are constants of the segment's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mrv2lab.config import ModelConfig
+from mrv2lab.model.names import EMBED, FINAL_NORM, LM_HEAD, check_shapes, layer_name
+from mrv2lab.model.rope import rope_table
+from mrv2lab.ops.add_rms_norm import add_rms_norm
+from mrv2lab.ops.kv_write import kv_write
+from mrv2lab.ops.paged_attention import paged_attention
+from mrv2lab.ops.rms_norm import rms_norm
+from mrv2lab.ops.rotary import rotary
+from mrv2lab.ops.silu_mul import silu_mul
+from mrv2lab.protocol import ForwardInputs
+
+if TYPE_CHECKING:
+    from mrv2lab.runtime.base import Runtime
+
+KVCache = tuple[torch.Tensor, torch.Tensor]
+"""One layer's keys and values, each [num_blocks, block_size, Hk, D]."""
+
+
+class Decoder:
+    """Hidden states and logits of one step's tokens.
+
+    ``weights`` are host tensors by Hugging Face's names (``model/names.py``) in ``config.dtype``; they are fused
+    (q, k, v; gate, up) and adopted by ``rt``, so the caller may drop them. ``prefix`` keeps the segment names of two
+    decoders of one runtime apart. ``layer_to_group`` says which entry of ``attn_metadata`` a layer uses.
+    Raises ``CheckpointError`` if the weights do not fit the config.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        rt: Runtime,
+        max_num_tokens: int,
+        *,
+        max_num_logits: int | None = None,
+        max_model_len: int | None = None,
+        layer_to_group: Sequence[int] | None = None,
+        prefix: str = "",
+    ) -> None:
+        check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, config, "weights")
+        self.config = config
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        self.max_num_tokens = max_num_tokens
+        self.max_num_logits = max_num_logits or max_num_tokens
+        self.layer_to_group = tuple(layer_to_group or [0] * config.num_hidden_layers)
+        self._rt = rt
+        self._prefix = prefix
+        self._weights = weights
+        self._kv_caches: list[KVCache] = []
+
+        def buffer(name: str, rows: int, width: int) -> torch.Tensor:
+            return rt.empty((rows, width), self.dtype, name=prefix + name)
+
+        rows = max_num_tokens
+        # [T, H]: input of the next segment, and at last the decoder's output
+        self.hidden = buffer("hidden", rows, config.hidden_size)
+        # [T, H]
+        self._residual = buffer("residual", rows, config.hidden_size)
+        # [T, (Hq + 2 Hk) * D]
+        self._qkv = buffer("qkv", rows, config.q_size + 2 * config.kv_size)
+        # [T, Hq * D]
+        self._attn_out = buffer("attn_out", rows, config.q_size)
+        # [T, 2 I]
+        self._gate_up = buffer("gate_up", rows, 2 * config.intermediate_size)
+        # [T, I]
+        self._act = buffer("act", rows, config.intermediate_size)
+        # [N, H]: hidden states of the rows that get logits
+        self._logits_in = buffer("logits_in", self.max_num_logits, config.hidden_size)
+        # [N, V]
+        self.logits = buffer("logits", self.max_num_logits, config.vocab_size)
+
+        length = max_model_len or config.max_position_embeddings
+        cos, sin = rope_table(length, config.head_dim, config.rope_theta)
+        self._cos, self._sin = self._adopt("rope.cos", cos), self._adopt("rope.sin", sin)
+        embedding = self._adopt(EMBED, weights[EMBED])
+        self._register_ends(embedding)
+        for layer in range(config.num_hidden_layers):
+            self._register_before(layer)
+            self._register_attention(layer)
+            self._register_after(layer)
+        del self._weights
+
+    # -- construction --------------------------------------------------------------------------------------------------
+
+    def _adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The plain device tensor behind a constant, for use inside segment functions."""
+        return self._rt.raw(self._rt.adopt(tensor.contiguous(), self._prefix + name))
+
+    def _weight(self, *names: str) -> torch.Tensor:
+        """Weights stacked along their rows and adopted under the first one's name."""
+        tensors = [self._weights[name] for name in names]
+        return self._adopt(names[0], tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+
+    def _segment(self, name: str, fn: Any) -> None:
+        self._rt.register(self._prefix + name, fn)
+
+    def _register_ends(self, embedding: torch.Tensor) -> None:
+        backend, eps = self._rt.backend, self.config.rms_norm_eps
+        norm = self._weight(FINAL_NORM)
+        head = (embedding if self.config.tie_word_embeddings else self._weight(LM_HEAD)).t()
+
+        def embed(residual: torch.Tensor, input_ids: torch.Tensor) -> None:
+            torch.index_select(embedding, 0, input_ids, out=residual)
+
+        def final_norm(hidden: torch.Tensor, residual: torch.Tensor) -> None:
+            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
+
+        def logits(out: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, indices: torch.Tensor) -> None:
+            torch.index_select(hidden, 0, indices, out=rows)
+            torch.mm(rows, head, out=out)
+
+        self._segment("embed", embed)
+        self._segment("final_norm", final_norm)
+        self._segment("logits", logits)
+
+    def _register_before(self, layer: int) -> None:
+        config, backend, eps = self.config, self._rt.backend, self.config.rms_norm_eps
+        norm = self._weight(layer_name(layer, "input_layernorm"))
+        qkv_proj = self._weight(*(layer_name(layer, f"self_attn.{x}_proj") for x in "qkv")).t()
+        q_norm = k_norm = None
+        if config.qk_norm:
+            q_norm = self._weight(layer_name(layer, "self_attn.q_norm"))
+            k_norm = self._weight(layer_name(layer, "self_attn.k_norm"))
+        q_end, k_end = config.q_size, config.q_size + config.kv_size
+        cos, sin = self._cos, self._sin
+
+        def project(hidden: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
+            torch.mm(hidden, qkv_proj, out=qkv)
+            q, k = qkv[:, :q_end], qkv[:, q_end:k_end]
+            rotary.execute(backend, (q, k, positions, cos, sin, q_norm, k_norm, eps))
+
+        def first(hidden: torch.Tensor, residual: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
+            rms_norm.execute(backend, (hidden, residual, norm, eps))
+            project(hidden, qkv, positions)
+
+        def later(hidden: torch.Tensor, residual: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
+            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
+            project(hidden, qkv, positions)
+
+        self._segment(f"layer.{layer}.before_attention", later if layer else first)
+
+    def _register_attention(self, layer: int) -> None:
+        config, backend = self.config, self._rt.backend
+        q_end, k_end = config.q_size, config.q_size + config.kv_size
+        head_dim, scale = config.head_dim, config.head_dim**-0.5
+
+        def attention(
+            out: torch.Tensor,
+            qkv: torch.Tensor,
+            key_cache: torch.Tensor,
+            value_cache: torch.Tensor,
+            slot_mapping: torch.Tensor,
+            block_table: torch.Tensor,
+            seq_lens: torch.Tensor,
+            query_start_loc: torch.Tensor,
+            max_query_len: int,
+        ) -> None:
+            kv_write.execute(backend, (key_cache, value_cache, qkv[:, q_end:k_end], qkv[:, k_end:], slot_mapping))
+            heads = (out.unflatten(1, (-1, head_dim)), qkv[:, :q_end].unflatten(1, (-1, head_dim)))
+            batch = (block_table, seq_lens, query_start_loc, max_query_len)
+            paged_attention.execute(backend, (*heads, key_cache, value_cache, *batch, scale))
+
+        self._segment(f"layer.{layer}.attention", attention)
+
+    def _register_after(self, layer: int) -> None:
+        backend, eps = self._rt.backend, self.config.rms_norm_eps
+        o_proj = self._weight(layer_name(layer, "self_attn.o_proj")).t()
+        norm = self._weight(layer_name(layer, "post_attention_layernorm"))
+        gate_up_proj = self._weight(layer_name(layer, "mlp.gate_proj"), layer_name(layer, "mlp.up_proj")).t()
+        down_proj = self._weight(layer_name(layer, "mlp.down_proj")).t()
+
+        def after(
+            hidden: torch.Tensor,
+            residual: torch.Tensor,
+            attn_out: torch.Tensor,
+            gate_up: torch.Tensor,
+            act: torch.Tensor,
+        ) -> None:
+            torch.mm(attn_out, o_proj, out=hidden)
+            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
+            torch.mm(hidden, gate_up_proj, out=gate_up)
+            silu_mul.execute(backend, (act, gate_up))
+            torch.mm(act, down_proj, out=hidden)
+
+        self._segment(f"layer.{layer}.after_attention", after)
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    def bind_kv_cache(self, kv_caches: Sequence[KVCache]) -> None:
+        """Give every layer its (key_cache, value_cache), each [num_blocks, block_size, Hk, D]. The caller owns them."""
+        config = self.config
+        if len(kv_caches) != config.num_hidden_layers:
+            raise ValueError(f"{len(kv_caches)} KV caches for {config.num_hidden_layers} layers")
+        for layer, pair in enumerate(kv_caches):
+            for cache in pair:
+                if tuple(cache.shape[2:]) != (config.num_key_value_heads, config.head_dim) or cache.dtype != self.dtype:
+                    raise ValueError(
+                        f"layer {layer}'s KV cache is {list(cache.shape)} {cache.dtype}, expected [num_blocks, "
+                        f"block_size, {config.num_key_value_heads}, {config.head_dim}] {self.dtype}"
+                    )
+        self._kv_caches = list(kv_caches)
+
+    def forward(self, inputs: ForwardInputs) -> torch.Tensor:
+        """Queue the decoder over t tokens; returns the view [t, H] that will hold their final hidden states."""
+        if not self._kv_caches:
+            raise RuntimeError("no KV cache is bound; call bind_kv_cache before forward")
+        rt, prefix, t = self._rt, self._prefix, inputs.input_ids.shape[0]
+        positions = inputs.positions
+        hidden, residual, qkv = self.hidden[:t], self._residual[:t], self._qkv[:t]
+        attn_out, gate_up, act = self._attn_out[:t], self._gate_up[:t], self._act[:t]
+        rt.run(prefix + "embed", residual, inputs.input_ids, reads=(inputs.input_ids,), writes=(residual,))
+        for layer, (key_cache, value_cache) in enumerate(self._kv_caches):
+            name = f"{prefix}layer.{layer}."
+            reads: tuple[torch.Tensor, ...] = (hidden, residual, positions) if layer else (residual, positions)
+            writes: tuple[torch.Tensor, ...] = (hidden, residual, qkv) if layer else (hidden, qkv)
+            rt.run(name + "before_attention", hidden, residual, qkv, positions, reads=reads, writes=writes)
+            meta = inputs.attn_metadata[self.layer_to_group[layer]]
+            batch = (meta.slot_mapping, meta.block_table, meta.seq_lens, meta.query_start_loc)
+            rt.run(
+                name + "attention", attn_out, qkv, key_cache, value_cache, *batch, meta.max_query_len,
+                reads=(qkv, key_cache, value_cache, *batch), writes=(key_cache, value_cache, attn_out),
+            )  # fmt: skip
+            rt.run(
+                name + "after_attention", hidden, residual, attn_out, gate_up, act,
+                reads=(attn_out, residual), writes=(hidden, residual, gate_up, act),
+            )  # fmt: skip
+        rt.run(prefix + "final_norm", hidden, residual, reads=(hidden, residual), writes=(hidden, residual))
+        return hidden
+
+    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+        """Queue the logits of the last forward's rows ``logits_indices[:n]`` (int64, device); the view [n, V]."""
+        indices, rows, out = logits_indices[:n], self._logits_in[:n], self.logits[:n]
+        rt = self._rt
+        rt.run(
+            self._prefix + "logits", out, rows, self.hidden, indices, reads=(self.hidden, indices), writes=(out, rows)
+        )
+        return out

@@ -98,6 +98,7 @@ class Engine:
         depth = self.config.scheduler.max_concurrent_steps
         self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth)
         self.num_steps = 0
+        self._broken: BaseException | None = None
         self._decoders: dict[str, StreamDecoder] = {}
         self._started_at: dict[str, int] = {}
 
@@ -129,6 +130,10 @@ class Engine:
         params = params if params is not None else SamplingParams()
         token_ids, text = self._encode(prompt)
         request_id = request_id if request_id is not None else self._next_id()
+        if not isinstance(request_id, str):  # ids of two types could not be sorted in the middle of a step
+            raise ValueError(f"a request id is a string, got {request_id!r}")
+        if not isinstance(priority, int):
+            raise ValueError(f"priority must be an integer (lower goes first), got {priority!r}")
         vocab = self.config.model.vocab_size
         for token in (*params.stop_token_ids, min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token < vocab:
@@ -139,12 +144,15 @@ class Engine:
             request_id,
             token_ids,
             params,
-            seed=int(self._rng.integers(-(2**63), 2**63 - 1)),
             eos_token_ids=self.config.model.eos_token_ids,
             arrival_time=time.monotonic(),
             priority=priority,
         )
         self.scheduler.add_request(request)
+        # Drawn for every accepted request and for no refused one, so that others' draws depend on neither.
+        seed = int(self._rng.integers(-(2**63), 2**63 - 1))
+        if not request.seed_given:
+            request.seed = seed
         self.requests[request_id] = RequestOutput(request_id, text, token_ids)
         self._started_at[request_id] = self.num_steps
         if self.tokenizer is not None:
@@ -156,6 +164,8 @@ class Engine:
             if self.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give the prompt as token ids")
             return self.tokenizer.encode(prompt), prompt
+        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+            raise ValueError(f"a prompt is text or a sequence of integer token ids, got {prompt!r}")
         token_ids = list(prompt)
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
@@ -187,9 +197,19 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One turn of the loop; returns the requests that got tokens or ended, with what is new in them.
 
-        With asynchronous scheduling the first call returns nothing: its step is still in flight.
+        With asynchronous scheduling the first call returns nothing: its step is still in flight. Raises
+        ``DeviceError`` where queued work raised. After any error or interrupt in here only :meth:`reset` helps.
         """
-        updates = self.core.step()
+        if self._broken is not None:
+            raise RuntimeError(
+                f"a step broke off with {type(self._broken).__name__}; engine.reset() drops the unfinished requests "
+                "and makes the engine usable again"
+            ) from self._broken
+        try:
+            updates = self.core.step()
+        except BaseException as error:  # an interrupt too: host and device are out of step
+            self._broken = error
+            raise
         self.num_steps += 1
         return [self._apply(update) for update in updates]
 
@@ -229,28 +249,36 @@ class Engine:
             for prompt, one in zip(many, each, strict=True):
                 outputs.append(self.requests[self.submit(prompt, one)])
         except ValueError:
-            for output in outputs:
-                self.abort(output.request_id)
+            self._abort_all(outputs)
             raise
         while not all(output.finished for output in outputs):
             self.step()
         return outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """Text of one request as it comes. Leaving the loop early aborts it."""
-        request_id = self.submit(prompt, params)
-        output = self.requests[request_id]
-        try:
-            while not output.finished:
-                for changed in self.step():
-                    if changed is output and output.new_text:
-                        yield output.new_text
-        finally:
+    def _abort_all(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
             if not output.finished:
-                self.abort(request_id)
+                self.abort(output.request_id)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Text of one request as it comes, whoever makes the steps. Leaving the loop early aborts it."""
+        output = self.requests[self.submit(prompt, params)]
+        sent = 0
+        try:
+            while sent < len(output.text) or not output.finished:
+                if sent < len(output.text):
+                    text, sent = output.text[sent:], len(output.text)
+                    yield text
+                else:
+                    self.step()
+        finally:
+            self._abort_all([output])
 
     def run(self, workload: Workload, *, progress: bool = True) -> RunReport:
-        """Submit a workload's requests at their steps and run until all have ended."""
+        """Submit a workload's requests at their steps and run until all have ended.
+
+        Raises ``ValueError`` as :meth:`submit` does; the workload's other requests are aborted then.
+        """
         arrivals = list(workload.resolve(self.config.model.vocab_size))
         outputs: dict[str, RequestOutput] = {}
         before, started, began = dataclasses.replace(self.scheduler.stats), self.num_steps, time.perf_counter()
@@ -259,7 +287,11 @@ class Engine:
                 while arrivals and arrivals[0].step <= self.num_steps - started:
                     arrival = arrivals.pop(0)
                     assert not isinstance(arrival.prompt, int), "resolve() drew it"
-                    request_id = self.submit(arrival.prompt, arrival.params, priority=arrival.priority)
+                    try:
+                        request_id = self.submit(arrival.prompt, arrival.params, priority=arrival.priority)
+                    except ValueError:
+                        self._abort_all(outputs.values())
+                        raise
                     outputs[request_id] = self.requests[request_id]
                 bar.update(sum(output.finished for output in self.step()))
         stats = type(before)(

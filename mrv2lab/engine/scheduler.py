@@ -65,7 +65,8 @@ class Scheduler:
         if total > self.config.max_model_len:
             raise ValueError(
                 f"request {req_id!r}: prompt of {request.num_prompt_tokens} + max_tokens "
-                f"{request.sampling.max_tokens} = {total} exceeds max_model_len {self.config.max_model_len}"
+                f"{request.sampling.max_tokens} = {total} exceeds max_model_len {self.config.max_model_len}; "
+                "shorten the prompt, lower max_tokens or raise max_model_len"
             )
         # The last token is never computed. Drafts: those optimistically in flight, those to verify, and lookahead.
         most = min(total - 1 + self.num_spec * (1 + self.config.max_concurrent_steps), self.config.max_model_len)

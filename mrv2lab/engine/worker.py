@@ -57,5 +57,3 @@ class Worker:
         """Drop queued work and every request's row."""
         self.rt.reset()
         self.runner.reset()
-
-

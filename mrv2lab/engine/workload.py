@@ -119,40 +119,56 @@ def from_csv(path: str | Path) -> Workload:
     """
     path = Path(path)
     arrivals: list[Arrival] = []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())
         if unknown := columns - _COLUMNS:
             raise ValueError(f"{path}: unknown columns {sorted(unknown)}; known: {sorted(_COLUMNS)}")
         if not columns & {"prompt", "prompt_len"}:
             raise ValueError(f"{path}: needs a column 'prompt' or 'prompt_len'")
-        for number, row in enumerate(reader, 2):
+        for row in reader:
             try:
                 arrivals.append(_arrival(row))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
     if not arrivals:
         raise ValueError(f"{path}: no requests in it")
     return Workload(tuple(sorted(arrivals, key=lambda arrival: arrival.step)), path.stem)
 
 
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
 def _arrival(row: dict[str, str | None]) -> Arrival:
-    values = {name: value for name, value in row.items() if value not in (None, "")}
-    step = int(values.get("step") or 0)
-    if step < 0:
-        raise ValueError(f"step must be >= 0, got {step}")
-    if "prompt" in values:
-        prompt: str | int = str(values["prompt"])
-    elif "prompt_len" in values:
-        prompt = int(str(values["prompt_len"]))
-        if prompt < 1:
-            raise ValueError(f"prompt_len must be >= 1, got {prompt}")
-    else:
+    if None in row:
+        raise ValueError(f"more cells than columns: {row[None]}")  # type: ignore[index]
+    values = {name: value for name, value in row.items() if value}
+
+    def integer(name: str, default: int, least: int | None = None) -> int:
+        if name not in values:
+            return default
+        try:
+            made = int(values[name])
+        except ValueError:
+            raise ValueError(f"{name} must be an integer, got {values[name]!r}") from None
+        if least is not None and made < least:
+            raise ValueError(f"{name} must be >= {least}, got {made}")
+        return made
+
+    prompt: str | int = values["prompt"] if "prompt" in values else integer("prompt_len", 0, 1)
+    if not prompt:
         raise ValueError("neither prompt nor prompt_len is given")
+    flag = values.get("ignore_eos", "no").strip().lower()
+    if flag not in _FLAGS:
+        raise ValueError(f"ignore_eos must be one of {', '.join(_FLAGS)}, got {flag!r}")
+    try:
+        temperature = float(values.get("temperature", "0"))
+    except ValueError:
+        raise ValueError(f"temperature must be a number >= 0, got {values['temperature']!r}") from None
     params = SamplingParams(
-        max_tokens=int(values.get("max_tokens") or SamplingParams.max_tokens),
-        temperature=float(values.get("temperature") or 0.0),
-        seed=int(str(values["seed"])) if "seed" in values else None,
-        ignore_eos=str(values.get("ignore_eos", "")).lower() in ("1", "true", "yes"),
+        max_tokens=integer("max_tokens", SamplingParams.max_tokens, 1),
+        temperature=temperature,
+        seed=integer("seed", 0) if "seed" in values else None,
+        ignore_eos=_FLAGS[flag],
     )
-    return Arrival(step, prompt, params, int(values.get("priority") or 0))
+    return Arrival(integer("step", 0, 0), prompt, params, integer("priority", 0))

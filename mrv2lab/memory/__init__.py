@@ -1,4 +1,4 @@
-"""State tables that the host changes and the device reads: ``uva_backed`` (republished whole), ``staged_write`` (diffs)."""
+"""State tables that the host changes and the device reads: ``uva_backed`` (whole), ``staged_write`` (as diffs)."""
 
 from mrv2lab.memory.staged_write import FusedStagedWriter, StagedDiff, StagedWriteTensor
 from mrv2lab.memory.uva_backed import UvaBackedTensor

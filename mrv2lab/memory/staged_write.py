@@ -1,13 +1,14 @@
 """Large tables that live on the device and are changed by packed diffs. Counterpart in vLLM: ``StagedWriteTensor``.
 
-The host collects diffs ``(row, start, values)``; ``apply_write`` sends them packed and launches one kernel. State that the
-device writes too (num_computed_tokens) needs nothing more: the host's writes are kernels in the same stream order.
+The host collects diffs ``(row, start, values)``; ``apply_write`` sends them packed and launches one kernel. State that
+the device writes too (num_computed_tokens) needs nothing more: the host's writes are kernels in the same stream order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,20 @@ from mrv2lab.runtime.uva import NUMPY_DTYPES
 Values = Sequence[int] | Sequence[float] | np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StagedDiff:
-    """One staged write: ``table[row, start : start + len(values)] = values``."""
+    """One staged write: ``table[row, start : start + len(values)] = values``, with the values of that moment."""
 
     row: int
     start: int
-    values: Values
+    values: np.ndarray[Any, Any]
 
 
 class StagedWriteTensor:
     """A 1-D or 2-D table ``gpu`` of int32, int64 or float32, in device memory or (``place="uva"``) in host memory.
 
     Diffs of one apply must not overlap: each is its own program of the kernel, so their order is undefined. Raises
-    ``IndexError`` for a write outside the table, at the time it is staged.
+    ``IndexError`` for a write outside the table when it is staged, ``ValueError`` for overlapping diffs at the apply.
     """
 
     def __init__(
@@ -59,18 +60,20 @@ class StagedWriteTensor:
         self._matrix = self.gpu if len(size) > 1 else self.gpu.view(-1, 1)
         self.pending: list[StagedDiff] = []
         """Diffs that were staged and not applied yet."""
+        self._pending_rows: set[int] = set()
         self._dtype = NUMPY_DTYPES[dtype]
         self._packed = PackedDiffs(transfers, name, dtype, expected_writes)
 
     def stage_write(self, row: int, start: int, values: Values) -> None:
         """Stage ``table[row, start : start + len(values)] = values``."""
-        if not (0 <= row < self.num_rows and 0 <= start and start + len(values) <= self.row_len):
+        if not (0 <= row < self.num_rows and start >= 0 and start + len(values) <= self.row_len):
             raise IndexError(
                 f"{self.name}: row {row}, columns {start}..{start + len(values) - 1} lie outside "
                 f"[{self.num_rows}, {self.row_len}]"
             )
         if len(values):
-            self.pending.append(StagedDiff(row, start, values))
+            self.pending.append(StagedDiff(row, start, np.array(values, self._dtype)))
+            self._pending_rows.add(row)
 
     def stage_write_elem(self, row: int, value: int | float) -> None:
         """Stage ``table[row] = value`` (the first column of a 2-D table)."""
@@ -80,13 +83,30 @@ class StagedWriteTensor:
         """Send the staged diffs and launch the kernel that applies them; nothing if none are staged."""
         if not self.pending:
             return
+        self.check_disjoint()
         rows, starts, cu_lens, contents, longest = self._packed.send(self.pending)
         apply_write(self.rt, self._matrix, rows, starts, cu_lens, contents, len(self.pending), longest)
-        self.pending = []
+        self.drop_pending()
+
+    def check_disjoint(self) -> None:
+        """Raise ``ValueError`` if two staged diffs overlap. Free where no row is staged twice."""
+        if len(self._pending_rows) == len(self.pending):
+            return
+        ordered = sorted(self.pending, key=lambda diff: (diff.row, diff.start))
+        for one, other in pairwise(ordered):
+            if one.row == other.row and one.start + len(one.values) > other.start:
+                raise ValueError(f"{self.name}: two staged writes overlap in row {one.row} at column {other.start}")
+
+    def unstage(self, row: int) -> None:
+        """Forget what is staged for ``row``, whose owner is gone."""
+        if row in self._pending_rows:
+            self._pending_rows.discard(row)
+            self.pending = [diff for diff in self.pending if diff.row != row]
 
     def drop_pending(self) -> None:
         """Forget the staged diffs: the way back after a step that broke off between staging and applying."""
         self.pending = []
+        self._pending_rows = set()
 
 
 class PackedDiffs:
@@ -99,9 +119,7 @@ class PackedDiffs:
         self._cu_lens = transfers.staging(f"{name}.cu_lens", expected_writes + 1, torch.int32)
         self._contents = transfers.staging(f"{name}.contents", 16 * expected_writes, dtype)
 
-    def send(
-        self, diffs: Sequence[StagedDiff]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    def send(self, diffs: Sequence[StagedDiff]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """rows [w], starts [w], cu_lens [w + 1], contents [sum of lengths] on the device, and the greatest length."""
         count = len(diffs)
         lengths = np.fromiter((len(diff.values) for diff in diffs), np.int32, count)
@@ -142,6 +160,8 @@ class FusedStagedWriter:
         diffs = [diff for table in self.tables for diff in table.pending]
         if not diffs:
             return
+        for table in self.tables:
+            table.check_disjoint()
         counts = [len(table.pending) for table in self.tables]
         groups = self._groups.send(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         rows, starts, cu_lens, contents, longest = self._packed.send(diffs)
@@ -159,4 +179,4 @@ class FusedStagedWriter:
             longest,
         )
         for table in self.tables:
-            table.pending = []
+            table.drop_pending()

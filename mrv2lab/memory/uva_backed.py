@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.runtime.transfer import Shape, TransferPolicy
+from mrv2lab.runtime.base import Shape
+from mrv2lab.runtime.transfer import TransferPolicy
 
 
 class UvaBackedTensor:

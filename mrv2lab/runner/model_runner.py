@@ -74,9 +74,7 @@ class ModelRunner:
         )
         self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens)
         self.sampling = SamplingState(self.transfers, max_num_reqs=reqs)
-        self.sampler = Sampler(
-            rt, self.sampling, max_num_logits=min(reqs, tokens), vocab_size=config.model.vocab_size
-        )
+        self.sampler = Sampler(rt, self.sampling, max_num_logits=min(reqs, tokens), vocab_size=config.model.vocab_size)
         self.outputs = OutputRing(
             rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=max(scheduler.max_concurrent_steps, 1)
         )
@@ -117,6 +115,8 @@ class ModelRunner:
         with span("forward"):
             inputs = ForwardInputs(batch.input_ids, batch.positions, metadata)
             self.model.forward(self.model_state.prepare_inputs(batch, inputs))
+        # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
+        self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
         self._forwarded = _Forwarded(batch)
         return True
 

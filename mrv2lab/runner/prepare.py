@@ -13,9 +13,7 @@ from mrv2lab.state.input_batch import HostBatch, InputBatch, InputBuffers
 from mrv2lab.state.request_state import RequestState
 
 
-def prepare_inputs(
-    rt: Runtime, state: RequestState, buffers: InputBuffers, host: HostBatch, step: int
-) -> InputBatch:
+def prepare_inputs(rt: Runtime, state: RequestState, buffers: InputBuffers, host: HostBatch, step: int) -> InputBatch:
     """Fill ``buffers`` for this step from the rows of ``state``. Counterpart in vLLM: ``prepare_inputs``."""
     count = len(host.req_ids)
     idx_mapping = buffers.idx_mapping.send(host.rows)

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
-from mrv2lab.ops._op import Backend, Op
-from mrv2lab.runtime.places import Place, Registry
+from mrv2lab.protocol import Backend, Launchable
+from mrv2lab.runtime.places import Registry
 
 Tensors = tuple[torch.Tensor, ...]
+Shape = int | tuple[int, ...]
 
 
 class DeviceError(RuntimeError):
@@ -93,10 +94,10 @@ class Runtime(ABC):
     # -- memory --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def empty(self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
+    def empty(self, shape: Shape, dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
         """A registered buffer with unspecified contents."""
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
+    def zeros(self, shape: Shape, dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
         """A registered buffer of zeros. For constructors: the fill is not queued work."""
         tensor = self.empty(shape, dtype, name=name, place=place)
         self.raw(tensor).zero_()
@@ -112,7 +113,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host copy of a tensor after everything queued so far: an explicit synchronisation, for looking and tests."""
+        """A host copy after everything queued so far: an explicit synchronisation, for looking and tests."""
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,14 @@ class Runtime(ABC):
             raise ValueError(f"{name!r} is registered already; a name is bound once")
         self._functions[name] = fn
 
+    def function(self, name: str) -> Callable[..., Any]:
+        """The segment function bound to ``name``."""
+        if name not in self._functions:
+            raise KeyError(f"no segment is registered as {name!r}; bind it once with rt.register({name!r}, fn)")
+        return self._functions[name]
+
     @abstractmethod
-    def kernel(self, op: Op, args: tuple[Any, ...]) -> None:
+    def kernel(self, op: Launchable, *args: Any) -> None:
         """Launch an op on the current stream. Called by ``Op.__call__``."""
 
     @abstractmethod
@@ -162,7 +169,8 @@ class Runtime(ABC):
         host[: len(values)] = values
         if self.observer.enabled:
             name = self.registry.name(slot)
-            self.observer.mark(Mark("publish", name, "", values.nbytes, (), (name,), 0, self.site()))
+            nbytes = host[: len(values)].nbytes
+            self.observer.mark(Mark("publish", name, "", nbytes, (), (name,), 0, self.site()))
 
     @abstractmethod
     def end_step(self) -> None:
@@ -190,13 +198,17 @@ class Runtime(ABC):
         return call_site() if self.observer.call_sites else None
 
 
-_INSIDE = ("mrv2lab.runtime", "mrv2lab.ops", "mrv2lab.memory", "mrv2lab.observer", "contextlib", "torch")
+_INSIDE = tuple(
+    f"{name}."
+    for name in "mrv2lab.runtime mrv2lab.ops mrv2lab.memory mrv2lab.observer contextlib copy torch warnings "
+    "_py_warnings".split()
+)
 
 
 def call_site() -> str:
     """``file:line`` of the nearest frame outside the runtime's own packages (about 1 us)."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_INSIDE):
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,18 +12,22 @@ import numpy as np
 import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
-from mrv2lab.ops._op import Backend, Op
-from mrv2lab.runtime.base import PlaceError, Runtime, Stream, Tensors, call_site, tensor_bytes
+from mrv2lab.protocol import Backend, Launchable
+from mrv2lab.runtime.base import PlaceError, Runtime, Shape, Stream, Tensors, call_site, tensor_bytes
 from mrv2lab.runtime.clock import CostModel, VirtualClock
 from mrv2lab.runtime.device_tensor import DeviceTensor, own, plain
 from mrv2lab.runtime.places import Place
 from mrv2lab.runtime.software import DeferredStream, Record, SoftwareEvent, SoftwareStream, ThreadedStream
 from mrv2lab.runtime.tape import Tape
 
-
 _POISON_FLOAT = float("nan")
 _POISON_INT = -0x5EED
 """What untouched device storage holds."""
+
+STREAMS: dict[str, type[DeferredStream] | type[ThreadedStream]] = {
+    "deferred": DeferredStream,
+    "threaded": ThreadedStream,
+}
 
 
 class CpuRuntime(Runtime):
@@ -44,14 +49,15 @@ class CpuRuntime(Runtime):
         super().__init__(observer)
         if backend == "triton":
             raise ValueError("compiled Triton kernels need a GPU; on a CPU use 'spec' or 'interpret'")
+        if stream not in STREAMS:
+            raise ValueError(f"stream must be one of {tuple(STREAMS)}, got {stream!r}")
         self.device = torch.device("cpu")
         self.backend = backend
         self.lag = lag if stream == "deferred" else None
         self.clock = VirtualClock()
         self.costs = costs or CostModel()
-        self._kind: type[DeferredStream] | type[ThreadedStream] = (
-            DeferredStream if stream == "deferred" else ThreadedStream
-        )
+        self._kind = STREAMS[stream]
+        self._owner = weakref.ref(self)
         self._streams: list[SoftwareStream] = []
         self._tape: Tape | None = None
         self._steps: deque[tuple[int, ...]] = deque()
@@ -62,20 +68,19 @@ class CpuRuntime(Runtime):
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device"
-    ) -> torch.Tensor:
+    def empty(self, shape: Shape, dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
         """See :meth:`Runtime.empty`. Device storage is poisoned, so that a read before the first write shows."""
         tensor = torch.empty(shape, dtype=dtype)
         if place == "device":
             tensor.fill_(_POISON_FLOAT if dtype.is_floating_point else _POISON_INT if dtype.itemsize > 1 else 1)
         self.registry.add(tensor, name, Place(place))
-        return own(tensor, self) if place == "device" else tensor
+        return own(tensor, self._owner) if place == "device" else tensor
 
     def adopt(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """See :meth:`Runtime.adopt`. The bytes are shared with the caller, not copied."""
+        tensor = self.raw(tensor).detach()
         self.registry.add(tensor, name, Place.DEVICE)
-        return own(tensor, self)
+        return own(tensor, self._owner)
 
     def raw(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :meth:`Runtime.raw`."""
@@ -87,28 +92,25 @@ class CpuRuntime(Runtime):
         self.synchronize()
         return self.raw(tensor).clone()
 
-    def implicit_read(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The host reads device storage: drain the current stream as CUDA would, say so, then read."""
-        before = self.clock.now()
-        site = call_site()
+    def implicit_sync(self, what: str, tensor: torch.Tensor) -> None:
+        """The host is about to read device storage: drain the current stream as CUDA would, and say so."""
+        before, site, name = self.clock.now(), call_site(), self.registry.name(tensor)
+        self._refuse_capture(f"{what} on {name!r}", site)
         self.current.wait(self.current.queued)
-        self._note_sync(name, self.registry.name(next(a for a in args if isinstance(a, DeviceTensor))), before, site)
-        result = func(*(plain(arg) for arg in args), **{key: plain(value) for key, value in kwargs.items()})
-        if isinstance(result, np.ndarray):
-            return result.copy()  # NumPy views exist for host places only
-        if isinstance(result, torch.Tensor) and name not in ("cpu", "to"):
-            self.registry.add(result, f"result of {name}", Place.DEVICE)
-            return own(result, self)
-        return result
+        self._note_sync(what, name, before, site)
+
+    def _refuse_capture(self, what: str, site: str) -> None:
+        if self._tape is not None:
+            raise RuntimeError(
+                f"{what} at {site} would wait for work of graph {self._tape.name!r}, which is being captured, not run"
+            )
 
     def _note_sync(self, what: str, buffer: str, since_ns: int, site: str) -> None:
         if self._syncs is not None:
             self._syncs.append(f"{what} on {buffer!r} at {site}")
         if self.observer.enabled:
             waited = self.clock.now() - since_ns
-            self.observer.mark(
-                Mark("implicit_sync", what, self.current.name, 0, (buffer,), (), max(0, waited), site)
-            )
+            self.observer.mark(Mark("implicit_sync", what, self.current.name, 0, (buffer,), (), max(0, waited), site))
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class CpuRuntime(Runtime):
     def launch(self, record: Record) -> None:
         """Queue a record, or lay it on the tape that is being captured."""
         if self._tape is not None:
-            self._tape.records.append(record)
+            self._tape.lay(record)
         else:
             self.current.enqueue(record)
 
@@ -156,7 +158,7 @@ class CpuRuntime(Runtime):
 
     # -- chokepoints ---------------------------------------------------------------------------------------------------
 
-    def kernel(self, op: Op, args: tuple[Any, ...]) -> None:
+    def kernel(self, op: Launchable, *args: Any) -> None:
         """See :meth:`Runtime.kernel`."""
         captured = tuple(self._capture(op.name, arg) for arg in args)
         nbytes = tensor_bytes(captured)
@@ -170,9 +172,15 @@ class CpuRuntime(Runtime):
         """See :meth:`Runtime.run`."""
         captured = tuple(self._capture(name, arg) for arg in args)
         nbytes = tensor_bytes(captured)
-        self.launch(Record("run", name, self._functions[name], captured, nbytes, call_site()))
+        self.launch(Record("run", name, self.function(name), captured, nbytes, call_site()))
         if self.observer.enabled:
             self._mark("run", name, nbytes, self._names(reads), self._names(writes))
+
+    def publish(self, slot: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
+        """See :meth:`Runtime.publish`."""
+        if type(slot) is DeviceTensor:
+            raise PlaceError(f"publish into device buffer {self.registry.name(slot)!r} at {call_site()}; use rt.h2d")
+        super().publish(slot, values)
 
     def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """See :meth:`Runtime.h2d`."""
@@ -187,10 +195,14 @@ class CpuRuntime(Runtime):
             raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
         if dst.dtype != src.dtype or dst.numel() != src.numel():
             raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
+        to, source = plain(dst), plain(src)
+        if not (to.is_contiguous() and source.is_contiguous()):
+            raise ValueError(f"{kind} needs contiguous tensors, at {call_site()}: CUDA would stage the copy and wait")
         buffer = self.registry.find(host)
         pageable = buffer is None or buffer.place is Place.HOST
+        if pageable:
+            self._refuse_capture(f"pageable {kind}", call_site())
         before = self.clock.now()
-        to, source = plain(dst), plain(src)
         nbytes = source.numel() * source.element_size()
         reads = (host.untyped_storage().data_ptr(),) if kind == "h2d" else ()
         self.launch(Record(kind, self.registry.name(host), _copy_now, (to, source), nbytes, call_site(), reads))
@@ -204,7 +216,7 @@ class CpuRuntime(Runtime):
         """An argument as the queue keeps it: scalars by value, device, pinned and uva tensors by reference."""
         kind = type(arg)
         if kind is DeviceTensor:
-            return arg.as_subclass(torch.Tensor)
+            return arg.plain
         if kind is tuple:
             return tuple(self._capture(what, one) for one in arg)
         if isinstance(arg, torch.Tensor):
@@ -273,4 +285,4 @@ class CpuRuntime(Runtime):
 
 
 def _copy_now(dst: torch.Tensor, src: torch.Tensor) -> None:
-    dst.view(-1).copy_(src.reshape(-1))
+    dst.view(-1).copy_(src.view(-1))

@@ -8,7 +8,7 @@ import torch
 
 from mrv2lab.config import RunnerConfig
 from mrv2lab.observer import NULL_OBSERVER, Observer
-from mrv2lab.ops._op import Backend, TritonMissing
+from mrv2lab.protocol import Backend, TritonMissing
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.runtime.cuda import CudaRuntime

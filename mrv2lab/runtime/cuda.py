@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
-from mrv2lab.ops._op import Op
-from mrv2lab.runtime.base import Event, Graph, PlaceError, Runtime, Stream, Tensors, call_site, tensor_bytes
+from mrv2lab.protocol import Launchable
+from mrv2lab.runtime.base import Event, Graph, PlaceError, Runtime, Shape, Stream, Tensors, call_site, tensor_bytes
 from mrv2lab.runtime.places import Place
 
 
@@ -43,12 +44,14 @@ class CudaEvent(Event):
         self.rt = rt
         self.name = name
         self.cuda = torch.cuda.Event(blocking=True)
+        self._stream: str | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """See :meth:`Event.record`."""
         target = stream if stream is not None else self.rt.current
         assert isinstance(target, CudaStream)
         self.cuda.record(target.cuda)
+        self._stream = target.name
         if self.rt.observer.enabled:
             self.rt.observer.mark(Mark("record", self.name, target.name, site=self.rt.site()))
 
@@ -58,8 +61,12 @@ class CudaEvent(Event):
 
     def synchronize(self) -> None:
         """See :meth:`Event.synchronize`."""
-        with self.rt.waiting(self.name, ""):
-            self.cuda.synchronize()
+        if self._stream is not None:
+            with self.rt.waiting(self.name, self._stream):
+                self.cuda.synchronize()
+
+
+CAPTURE = "capture of graph "
 
 
 class CudaGraph(Graph):
@@ -69,15 +76,18 @@ class CudaGraph(Graph):
         self.rt = rt
         self.name = name
         self.cuda = torch.cuda.CUDAGraph()
-        self._nbytes = 0
         self._captured = False
 
     @contextmanager
     def capture(self) -> Iterator[None]:
         """See :meth:`Graph.capture`."""
         before = self.rt.current
+        if before.name.startswith(CAPTURE):
+            raise RuntimeError(f"{before.name} is going on already")
+        self.cuda = torch.cuda.CUDAGraph()  # an instance holds one capture
+        self._captured = False
         with torch.cuda.graph(self.cuda, pool=self.rt.graph_pool):
-            self.rt.current = CudaStream(self.rt, f"capture of {self.name}", torch.cuda.current_stream())
+            self.rt.current = CudaStream(self.rt, f"{CAPTURE}{self.name!r}", torch.cuda.current_stream())
             try:
                 yield
             finally:
@@ -106,12 +116,11 @@ class CudaRuntime(Runtime):
         self.copy: CudaStream = self.stream("copy")
         self.current: CudaStream = self.main
         self.graph_pool = torch.cuda.graph_pool_handle()
+        self._syncs: list[str] | None = None
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: torch.dtype, *, name: str, place: str = "device"
-    ) -> torch.Tensor:
+    def empty(self, shape: Shape, dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
         """See :meth:`Runtime.empty`. Pinned memory comes from PyTorch's caching host allocator."""
         if place == "device":
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
@@ -123,7 +132,7 @@ class CudaRuntime(Runtime):
 
     def adopt(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """See :meth:`Runtime.adopt`."""
-        made = tensor.to(self.device)
+        made = tensor.detach().to(self.device)
         self.registry.add(made, name, Place.DEVICE)
         return made
 
@@ -168,15 +177,13 @@ class CudaRuntime(Runtime):
         if not self.observer.enabled:
             yield
             return
-        import time
-
         start = time.perf_counter_ns()
         yield
         self.observer.mark(Mark("synchronize", name, stream, wait_ns=time.perf_counter_ns() - start, site=self.site()))
 
     # -- chokepoints ---------------------------------------------------------------------------------------------------
 
-    def kernel(self, op: Op, args: tuple[Any, ...]) -> None:
+    def kernel(self, op: Launchable, *args: Any) -> None:
         """See :meth:`Runtime.kernel`."""
         op.launch(op.kernel.load(), *args)
         if self.observer.enabled:
@@ -186,7 +193,7 @@ class CudaRuntime(Runtime):
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
-        self._functions[name](*args)
+        self.function(name)(*args)
         if self.observer.enabled:
             self._mark("run", name, tensor_bytes(args), self._names(reads), self._names(writes))
 
@@ -203,14 +210,23 @@ class CudaRuntime(Runtime):
             raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
         if dst.dtype != src.dtype or dst.numel() != src.numel():
             raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
-        dst.copy_(src, non_blocking=True)
+        if not (dst.is_contiguous() and src.is_contiguous()):
+            raise ValueError(f"{kind} needs contiguous tensors, at {call_site()}: CUDA would stage the copy and wait")
+        to, source = (dst, src) if dst.shape == src.shape else (dst.view(-1), src.view(-1))
+        to.copy_(source, non_blocking=True)
         if self.observer.enabled:
             nbytes = src.numel() * src.element_size()
             self._mark(kind, self.registry.name(host), nbytes, self._names((src,)), self._names((dst,)))
-            if not host.is_pinned():
-                site = call_site()
-                name = self.registry.name(device)
-                self.observer.mark(Mark("implicit_sync", f"pageable {kind}", self.current.name, 0, (name,), site=site))
+        if (self.observer.enabled or self._syncs is not None) and host.numel() and not host.is_pinned():
+            self._note_sync(f"pageable {kind}", self.registry.name(device))
+
+    def _note_sync(self, what: str, buffer: str = "") -> None:
+        site = call_site()
+        if self._syncs is not None:
+            self._syncs.append(f"{what} on {buffer!r} at {site}" if buffer else f"{what} at {site}")
+        if self.observer.enabled:
+            reads = (buffer,) if buffer else ()
+            self.observer.mark(Mark("implicit_sync", what, self.current.name, 0, reads, site=site))
 
     def _names(self, tensors: Any) -> tuple[str, ...]:
         names: list[str] = []
@@ -244,19 +260,21 @@ class CudaRuntime(Runtime):
     def watch_syncs(self) -> Iterator[list[str]]:
         """See :meth:`Runtime.watch_syncs`: torch's sync debug mode, whose warnings become lines (and marks)."""
         seen: list[str] = []
-        before = torch.cuda.get_sync_debug_mode()
+        outer, self._syncs = self._syncs, seen
+        before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
-        def note(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
-            site = call_site()
-            seen.append(f"{message} at {site}")
-            if self.observer.enabled:
-                self.observer.mark(Mark("implicit_sync", str(message), self.current.name, site=site))
+        def note(message: Any, *args: Any, **kwargs: Any) -> None:
+            if "synchronizing CUDA operation" in str(message):
+                self._note_sync(str(message))
+            elif "debug mode is a prototype" not in str(message):
+                show(message, *args, **kwargs)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = note  # type: ignore[assignment]
+            warnings.filterwarnings("always", message=".*synchronizing CUDA operation")
+            warnings.showwarning = note
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield seen
             finally:
                 torch.cuda.set_sync_debug_mode(before)
+                self._syncs = outer

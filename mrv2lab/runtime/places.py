@@ -32,7 +32,7 @@ class Buffer:
 
 
 class Registry:
-    """Buffers by storage address. An entry goes when its storage goes; unknown host memory is pageable."""
+    """Buffers by storage. An entry goes when its storage goes; unknown host memory is pageable."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, Buffer] = {}
@@ -40,13 +40,17 @@ class Registry:
     def add(self, tensor: torch.Tensor, name: str, place: Place) -> None:
         """Name the storage of ``tensor``."""
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        self._buffers[address] = Buffer(name, place, storage.nbytes())
-        weakref.finalize(storage, self._buffers.pop, address, None)
+        key = _key(storage)
+        buffer = self._buffers[key] = Buffer(name, place, storage.nbytes())
+        weakref.finalize(storage, self._forget, key, buffer).atexit = False
+
+    def _forget(self, key: int, buffer: Buffer) -> None:
+        if self._buffers.get(key) is buffer:  # else the address has a new owner already
+            del self._buffers[key]
 
     def find(self, tensor: torch.Tensor) -> Buffer | None:
         """The buffer that ``tensor`` is a view of, or None for memory nobody registered."""
-        return self._buffers.get(tensor.untyped_storage().data_ptr())
+        return self._buffers.get(_key(tensor.untyped_storage()))
 
     def name(self, tensor: torch.Tensor) -> str:
         """Name for reports; ``?`` where nobody registered the storage."""
@@ -59,7 +63,12 @@ class Registry:
 
     def nbytes(self, place: Place) -> int:
         """Bytes of the live buffers in ``place``."""
-        return sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place is place)
+        return sum(buffer.nbytes for buffer in self.buffers() if buffer.place is place)
 
     def __len__(self) -> int:
         return len(self._buffers)
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    """The storage's address; empty storages share address 0, so theirs is the object's."""
+    return storage.data_ptr() or int(storage._cdata)

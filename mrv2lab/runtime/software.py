@@ -123,18 +123,22 @@ class SoftwareStream(Stream):
     def check(self) -> None:
         """Raise the poison, if any."""
         if self.poison is not None:
-            raise self.poison
+            raise self.poison.with_traceback(None)
 
     def execute(self, record: Record, after_ns: int) -> None:
         """Run a record and give it modelled times; work that raises poisons the stream."""
         try:
             record.fn(*record.args)
-        except Exception as error:
+        except BaseException as error:  # also when a notebook's stop button hits the work
+            notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
             self.poison = DeviceError(
-                f"{record.kind} {record.name!r}, launched at {record.site}, raised {type(error).__name__}: {error}. "
-                "The stream is poisoned; engine.reset() (or rt.reset()) clears it"
+                f"{record.kind} {record.name!r}, launched at {record.site}, raised "
+                f"{type(error).__name__}: {error}{notes}. The stream is poisoned; "
+                "engine.reset() (or rt.reset()) clears it"
             )
             self.poison.__cause__ = error
+            if isinstance(error, KeyboardInterrupt):
+                raise
         record.start_ns = max(self.free_at_ns, after_ns)
         is_copy = record.kind in ("h2d", "d2h")
         cost = self.rt.costs.copy_ns(record.nbytes) if is_copy else self.rt.costs.kernel_ns(record.nbytes)
@@ -163,8 +167,7 @@ class DeferredStream(SoftwareStream):
         """See :meth:`SoftwareStream.wait`."""
         self.advance(position)
         self.check()
-        behind = self.done - position
-        return self.rt.clock.wait_until(self.ends_ns[-1 - behind]) if 0 <= behind < len(self.ends_ns) else 0
+        return self.rt.clock.wait_until(self.end_of(position))
 
     def advance(self, position: int) -> None:
         """Run the queue up to ``position``, and first what its waits depend on."""
@@ -186,16 +189,22 @@ class DeferredStream(SoftwareStream):
                 other = item.stream
                 assert isinstance(other, DeferredStream)
                 other._advance(item.position)
-                self.free_at_ns = max(self.free_at_ns, other.free_at_ns)
+                self.free_at_ns = max(self.free_at_ns, enqueued_ns, other.end_of(item.position))
                 self.poison = self.poison or other.poison
             elif self.poison is None:
                 self.execute(item, enqueued_ns)
             self.ends_ns.append(self.free_at_ns)
 
+    def end_of(self, position: int) -> int:
+        """Modelled end of the first ``position`` items; 0 for an empty prefix or one that is long past."""
+        behind = self.done - position
+        return self.ends_ns[-1 - behind] if 0 <= behind < len(self.ends_ns) else 0
+
     def drop(self) -> None:
         """See :meth:`SoftwareStream.drop`."""
         self._queue.clear()
         self.done = self.queued
+        self.ends_ns.clear()
         self.poison = None
 
 
@@ -206,11 +215,14 @@ class ThreadedStream(SoftwareStream):
         super().__init__(rt, name)
         self._queue: queue.SimpleQueue[tuple[Record | _Wait, int] | None] = queue.SimpleQueue()
         self._moved = threading.Condition()
+        self._stopped = False
         self._thread = threading.Thread(target=self._work, name=f"mrv2lab-{name}", daemon=True)
         self._thread.start()
 
     def enqueue(self, item: Record | _Wait) -> None:
-        """See :meth:`SoftwareStream.enqueue`."""
+        """See :meth:`SoftwareStream.enqueue`. Raises ``RuntimeError`` after :meth:`stop`."""
+        if self._stopped:
+            raise RuntimeError(f"stream {self.name!r} is closed, and its worker gone; make a new runtime")
         if self.queued - self.done >= MAX_QUEUED:
             waited = self.wait(self.done + 1)
             if self.rt.observer.enabled:
@@ -223,6 +235,7 @@ class ThreadedStream(SoftwareStream):
             while (entry := self._queue.get()) is not None:
                 item, enqueued_ns = entry
                 if isinstance(item, _Wait):
+                    assert isinstance(item.stream, ThreadedStream)
                     item.stream._await(item.position)
                     self.poison = self.poison or item.stream.poison
                 elif self.poison is None:
@@ -250,5 +263,6 @@ class ThreadedStream(SoftwareStream):
 
     def stop(self) -> None:
         """End the worker after what is queued."""
+        self._stopped = True
         self._queue.put(None)
         self._thread.join(timeout=10)

@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.ops._op import next_power_of_2
-from mrv2lab.runtime.base import Runtime
-from mrv2lab.runtime.uva import NUMPY_DTYPES, UvaBufferPool
+from mrv2lab.runtime.base import Runtime, Shape
+from mrv2lab.runtime.uva import NUMPY_DTYPES, UvaBufferPool, next_power_of_2
 
 Array = np.ndarray[Any, Any]
-Shape = int | tuple[int, ...]
 
 
 class Upload(ABC):
@@ -234,6 +232,4 @@ class UvaPool(PinnedCopy):
         return _PooledTable(self.rt, name, shape, dtype, self.depth)
 
 
-POLICIES: dict[str, type[TransferPolicy]] = {
-    policy.name: policy for policy in (Unsafe, Barrier, PinnedCopy, UvaPool)
-}
+POLICIES: dict[str, type[TransferPolicy]] = {policy.name: policy for policy in (Unsafe, Barrier, PinnedCopy, UvaPool)}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.ops._op import next_power_of_2
 from mrv2lab.runtime.base import Runtime
 
 NUMPY_DTYPES: dict[torch.dtype, Any] = {
@@ -19,6 +18,11 @@ NUMPY_DTYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
 }
 """Dtypes that host tables and staged writes carry."""
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is >= n (1 for n <= 1)."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 class UvaBuffer:
@@ -56,8 +60,9 @@ class UvaBufferPool:
         index = self._published % len(self.slots)
         self._published += 1
         slot = self.slots[index]
-        if len(values) > len(slot.np):
+        if self._retired:
             self._retired = [old for old in self._retired if old[0] > self._published]
+        if len(values) > len(slot.np):
             self._retired.append((self._published + len(self.slots), slot))
             shape = (next_power_of_2(len(values)), *slot.np.shape[1:])
             slot = self.slots[index] = UvaBuffer(self.rt, shape, self.dtype, f"{self.name}.uva{index}")

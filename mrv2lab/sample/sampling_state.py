@@ -11,6 +11,9 @@ from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.transfer import TransferPolicy
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below it count as 0, as in vLLM: a quotient by a much smaller one overflows float32."""
+
 
 class SamplingState:
     """One row a request. Every table is overwritten when a row gets a new owner."""
@@ -24,7 +27,8 @@ class SamplingState:
 
     def add_request(self, row: int, request: RequestData) -> None:
         """Overwrite ``row`` with the parameters of ``request``."""
-        self.temperature.np[row] = request.sampling.temperature
+        temperature = request.sampling.temperature
+        self.temperature.np[row] = temperature if temperature >= GREEDY_BELOW else 0.0
         self.seeds.np[row] = request.seed
         self._added = True
 

@@ -1,4 +1,4 @@
-"""MRV2's state: permanent rows (``request_state``), ``block_tables``, and the batch gathered from them (``input_batch``)."""
+"""MRV2's state: permanent rows (``request_state``), ``block_tables``, and the batch gathered from them."""
 
 from mrv2lab.state.block_tables import BlockTables
 from mrv2lab.state.input_batch import HostBatch, InputBatch, InputBuffers, gather_host_batch

@@ -58,16 +58,20 @@ class BlockTables:
     def append_block_ids(self, row: int, block_ids: BlockIds, *, overwrite: bool) -> None:
         """Stage new blocks of ``row``: appended, or from column 0 when the row has a new owner.
 
-        Raises ``RuntimeError`` when the row's capacity (max_model_len) is exceeded.
+        Raises, before anything is staged, ``RuntimeError`` when the row's capacity (max_model_len) is exceeded and
+        ``ValueError`` when there is not one list a group.
         """
-        for g, ids in enumerate(block_ids):
-            start = 0 if overwrite else int(self.num_blocks.np[g, row])
-            if start + len(ids) > self.tables[g].row_len:
+        starts = [0] * len(self.tables) if overwrite else self.num_blocks.np[:, row].tolist()
+        for g, (table, start, ids) in enumerate(zip(self.tables, starts, block_ids, strict=True)):
+            if start + len(ids) > table.row_len:
                 raise RuntimeError(
                     f"row {row} would hold {start + len(ids)} blocks in group {g}, "
-                    f"but max_model_len allows {self.tables[g].row_len}"
+                    f"but max_model_len allows {table.row_len}"
                 )
-            self.tables[g].stage_write(row, start, ids)
+        for g, (table, start, ids) in enumerate(zip(self.tables, starts, block_ids, strict=True)):
+            if overwrite:
+                table.unstage(row)
+            table.stage_write(row, start, ids)
             self.num_blocks.np[g, row] = start + len(ids)
         self._changed = True
 

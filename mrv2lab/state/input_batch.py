@@ -1,6 +1,6 @@
 """One step's batch: fixed buffers that kernels fill, and the values that describe it. Counterpart: ``input_batch.py``.
 
-The batch order is the attention backend's wish, independent of rows; ``idx_mapping`` says which row each batch index is.
+The batch order is the attention backend's wish, independent of rows; ``idx_mapping`` gives each batch index its row.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ class InputBatch:
         return len(self.host.req_ids)
 
 
-def gather_host_batch(
-    state: RequestState, output: MRV2SchedulerOutput, decode_query_len: int = 1
-) -> HostBatch:
+def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_query_len: int = 1) -> HostBatch:
     """Order the scheduled requests and collect what the host knows of them; no per-request Python beyond dictionary
     look-ups.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.memory.staged_write import StagedWriteTensor
+from mrv2lab.memory.staged_write import StagedDiff, StagedWriteTensor
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
@@ -62,6 +62,7 @@ class RequestState:
         self.num_computed_tokens_np: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(max_num_reqs, np.int32)
         # [R] int32, host: min(num_computed_tokens_np, prefill_len); exact, since prefill rejects nothing
         self.num_computed_prefill_tokens: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(max_num_reqs, np.int32)
+        self._tables = (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens)
         self._no_drafts = np.zeros(drafts, np.int64)
         self._added = False
 
@@ -71,9 +72,14 @@ class RequestState:
         return len(self.req_id_to_index)
 
     def add_request(self, request: RequestData) -> int:
-        """Give ``request`` a row and overwrite all of it; returns the row."""
+        """Give ``request`` a row and overwrite all of it; returns the row. Raises before anything has changed."""
         if request.req_id in self.req_id_to_index:
             raise ValueError(f"request {request.req_id!r} has row {self.req_id_to_index[request.req_id]} already")
+        if len(request.all_token_ids) > self.max_model_len:
+            raise ValueError(
+                f"request {request.req_id!r} has {len(request.all_token_ids)} tokens, "
+                f"but max_model_len is {self.max_model_len}"
+            )
         if not self.free_indices:
             raise RuntimeError(f"no free row for {request.req_id!r}: all {self.max_num_reqs} are taken")
         row = self.free_indices.pop()
@@ -96,6 +102,8 @@ class RequestState:
         row = self.req_id_to_index.pop(req_id)
         del self.index_to_req_id[row]
         self.free_indices.append(row)
+        for table in self._tables:
+            table.unstage(row)
         return row
 
     def apply_staged_writes(self) -> None:
@@ -105,20 +113,17 @@ class RequestState:
         self._added = False
         self.prompt_len.publish()
         self.prefill_len.publish()
-        self.total_len.apply_write()
-        self.num_computed_tokens.apply_write()
-        self.all_token_ids.apply_write()
-        self.draft_tokens.apply_write()
+        for table in self._tables:
+            table.apply_write()
 
     def reset(self) -> None:
         """Free every row and forget what is staged; tables keep their contents until rows get new owners."""
         for req_id in list(self.req_id_to_index):
             self.remove_request(req_id)
-        for table in (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens):
+        for table in self._tables:
             table.drop_pending()
         self._added = False
 
-    def staged(self) -> dict[str, list[Any]]:
+    def staged(self) -> dict[str, list[StagedDiff]]:
         """The diffs that the next ``apply_staged_writes`` will apply, by table."""
-        tables = (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens)
-        return {table.name: list(table.pending) for table in tables if table.pending}
+        return {table.name: list(table.pending) for table in self._tables if table.pending}

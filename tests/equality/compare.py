@@ -1,0 +1,133 @@
+"""DESIGN.md's two classes of equality, and the reference of the near one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.ops.noise import noise_spec
+from mrv2lab.protocol import SamplingParams
+from tests.equality.harness import Trace
+
+FLOAT32_BOUND = 1e-3
+BFLOAT16_BOUND = 2e-2
+MOST_EXCUSED = 0.005
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, trace: Trace) -> dict[str, torch.Tensor]:
+    """Hugging Face's logits [n, V] along each request's own tokens, without a cache; requests without outputs left out.
+
+    One right-padded batch: attention is causal, so padding behind a sequence does not reach it.
+    """
+    made: dict[str, torch.Tensor] = {}
+    sequences = [(req_id, o.prompt_token_ids, o.token_ids) for req_id, o in trace.outputs.items() if o.token_ids]
+    for first in range(0, len(sequences), 32):
+        some = sequences[first : first + 32]
+        width = max(len(prompt) + len(tokens) for _, prompt, tokens in some)
+        ids = torch.zeros((len(some), width), dtype=torch.int64)
+        for row, (_, prompt, tokens) in enumerate(some):
+            ids[row, : len(prompt) + len(tokens)] = torch.tensor(prompt + tokens)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        for row, (req_id, prompt, tokens) in enumerate(some):
+            made[req_id] = model.lm_head(hidden[row, len(prompt) - 1 : len(prompt) + len(tokens) - 1])
+    return made
+
+
+@dataclass
+class NearReport:
+    """Rows compared, tokens excused, and the worst max|d| / max|ref|."""
+
+    rows: int = 0
+    excused: int = 0
+    worst: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+    """Each row's max|d| / max|ref|."""
+    excuses: list[str] = field(default_factory=list)
+
+    def __iadd__(self, other: NearReport) -> NearReport:
+        self.rows += other.rows
+        self.excused += other.excused
+        self.worst = max(self.worst, other.worst)
+        self.ratios += other.ratios
+        self.excuses += other.excuses
+        return self
+
+    def check(self) -> None:
+        """At most 0.5 % excused."""
+        assert self.rows
+        assert self.excused <= MOST_EXCUSED * self.rows, f"{self.excused} of {self.rows} excused: {self.excuses[:5]}"
+
+
+def compare_near(
+    trace: Trace, reference: dict[str, torch.Tensor], *, bound: float = FLOAT32_BOUND, tokens: bool = True
+) -> NearReport:
+    """Raises ``AssertionError`` for a row further off than ``bound`` max|ref|, or a token that differs from the
+    reference's choice by more than numbers explain. bfloat16 compares no tokens."""
+    report = NearReport()
+    assert set(reference) == set(trace.logits)
+    for req_id, want in reference.items():
+        got, output = trace.logits[req_id], trace.outputs[req_id]
+        assert got.shape == want.shape
+        off, scale = (got - want).abs().amax(-1), want.abs().amax(-1)
+        ratio = off / scale
+        assert bool((ratio <= bound).all()), (  # false for NaN
+            f"{req_id}: logits of outputs {(~(ratio <= bound)).nonzero().flatten().tolist()} of {len(ratio)} are up to "
+            f"{ratio.max().item():.2g} max|ref| off"
+        )
+        report.worst = max(report.worst, float(ratio.max()))
+        report.ratios += ratio.tolist()
+        report.rows += len(want)
+        if tokens:
+            first = len(output.prompt_token_ids) - 1
+            scored = (trace.params[req_id], trace.seeds[req_id])
+            for index, token in enumerate(output.token_ids):
+                excuse = _judge(want[index].numpy(), float(off[index]), token, *scored, first + index)
+                if excuse is not None:
+                    report.excused += 1
+                    report.excuses.append(f"{req_id} output {index}: {excuse}")
+    return report
+
+
+def _judge(
+    logits: np.ndarray[Any, Any], off: float, token: int, params: SamplingParams, seed: int, position: int
+) -> str | None:
+    """None if ``token`` is the reference's choice by a clear margin; the excuse if the margin is too small to say."""
+    scores, unit = logits, 1.0
+    temperature = np.float32(params.temperature)
+    if temperature != 0:
+        scores = logits / temperature + noise_spec(seed, position, len(logits))
+        unit = 1.0 / float(temperature)
+    second, best = np.partition(scores, -2)[-2:]
+    margin = float(best - second)
+    if margin > 4 * off * unit:
+        choice = int(scores.argmax())
+        assert token == choice, (
+            f"token {token}, but the reference's is {choice} by {margin:.3g} (off by {off * unit:.3g}) at {position}"
+        )
+        return None
+    return f"margin {margin:.3g} <= 4 x {off * unit:.3g}"
+
+
+def compare_exact(a: Trace, b: Trace, *, positions: bool = True) -> None:
+    """The same batches, and then every token and every logits row bit for bit, wasted rows included."""
+    assert a.batches == b.batches, _first_difference("batch", a.batches, b.batches)
+    for index, (one, other) in enumerate(zip(a.steps, b.steps, strict=True)):
+        assert one.sampled == other.sampled, f"step {index}: {one.sampled} != {other.sampled}"
+        if positions:
+            assert one.positions == other.positions
+            assert one.input_ids == other.input_ids
+        assert torch.equal(one.logits, other.logits), f"step {index}: logits differ"
+    assert a.tokens == b.tokens
+    assert a.seeds == b.seeds
+
+
+def _first_difference(what: str, one: Sequence[Any], other: Sequence[Any]) -> str:
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return f"{what} {index}: {left} != {right}"
+    return f"{len(one)} and {len(other)} {what}es"

@@ -10,7 +10,8 @@
 # # Quickstart: step a real batch
 #
 # **You will** run a language model's inference engine, step by step, and see what a step keeps, moves and produces.
-# **You need** nothing: no GPU, no download. On a machine without a GPU the device is a *software stream* that runs queued
+# **You need** nothing: no GPU, no download. On a machine without a GPU the device is a *software stream* that runs
+# queued
 # work late, as a GPU does. About 10 minutes.
 
 # %%
@@ -28,14 +29,16 @@ print(f"{engine.config.model.name} on {engine.rt.device}, kernels: {engine.rt.ba
 # `tiny` is a small Llama that was trained by this project on short stories; it ships in the package.
 
 # %%
-for output in engine.generate(["Once upon a time, there was a little fox", "The old clock"], SamplingParams(max_tokens=48)):
+prompts = ["Once upon a time, there was a little fox", "The old clock"]
+for output in engine.generate(prompts, SamplingParams(max_tokens=48)):
     print(f"[{output.finish_reason}, {output.steps} steps] {output.prompt}{output.text}\n")
 
 # %% [markdown]
 # ## 2. One step at a time
 #
 # `submit` only queues a request. Each `step()` lets the scheduler decide who computes how many tokens, gathers those
-# requests into a batch, runs the model once and samples. Scheduling is *asynchronous*: step N + 1 is queued before step N
+# requests into a batch, runs the model once and samples. Scheduling is *asynchronous*: step N + 1 is queued before
+# step N
 # is waited for, so the first call returns nothing.
 
 # %%
@@ -53,12 +56,14 @@ for _ in range(4):
     print(f"scheduled {schedule}   came back: {({output.request_id: output.new_text for output in changed})}")
 
 # %% [markdown]
-# The first schedule has whole prompts in it, the later ones a single token each: there is no prefill phase and no decode
+# The first schedule has whole prompts in it, the later ones a single token each: there is no prefill phase and no
+# decode
 # phase, only a count of computed tokens that chases a count of known ones.
 #
 # ## 3. Persistent rows
 #
-# Each request owns a **row** of the state tables for as long as it lives. A step's batch is *gathered* from the rows, in
+# Each request owns a **row** of the state tables for as long as it lives. A step's batch is *gathered* from the rows,
+# in
 # whatever order it likes; nothing ever moves. `rows()` reads the device, so it synchronises: use it between steps.
 
 # %%
@@ -88,7 +93,8 @@ engine.rows()
 log = EventLog()
 engine.observer = log
 engine.step()
-marks = pd.DataFrame([(m.kind, m.name, m.stream, m.nbytes) for m in log.marks], columns=["kind", "name", "stream", "bytes"])
+columns = ["kind", "name", "stream", "nbytes"]
+marks = pd.DataFrame([[getattr(mark, column) for column in columns] for mark in log.marks], columns=columns)
 print(marks.kind.value_counts().to_string(), "\n")
 print("the host waited for:", [(mark.kind, mark.name) for mark in log.waits()])
 marks[~marks.name.str.startswith("layer.")]
@@ -98,12 +104,14 @@ phases = pd.DataFrame([(span.name, span.duration_ns / 1e3) for span in log.spans
 phases.groupby("phase", sort=False).sum().round(1)
 
 # %% [markdown]
-# On a machine without a GPU, `wait_output` or whatever waits first is where the queued work really runs, so these are the
+# On a machine without a GPU, `wait_output` or whatever waits first is where the queued work really runs, so these are
+# the
 # host's times and say nothing about a GPU.
 #
 # ## 5. The race that all this is about
 #
-# The host prepares step N + 1 while the device runs step N. If both use the same page-locked buffer, the host overwrites
+# The host prepares step N + 1 while the device runs step N. If both use the same page-locked buffer, the host
+# overwrites
 # what the device has yet to read: no error, plausible shapes, wrong tokens. Four ways to hand data over, same workload:
 
 # %%
@@ -121,7 +129,8 @@ print("uva_pool with one slot:", "right" if tokens("uva_pool", pool_depth=1) == 
 # %% [markdown]
 # ## 6. A tight pool: preemption
 #
-# The KV cache is a pool of blocks. When it runs dry, the last request loses its blocks, and is computed again later from
+# The KV cache is a pool of blocks. When it runs dry, the last request loses its blocks, and is computed again later
+# from
 # prompt and outputs. The text does not change.
 
 # %%

@@ -27,7 +27,14 @@ def check(
     key_cache, value_cache = pools[:, 1:-1]
     qkv = randn(6, 4 * heads * head_dim, dtype=dtype)
     k, v = qkv[:, -2 * heads * head_dim : -heads * head_dim], qkv[:, -heads * head_dim :]
-    slots = [block_size * 3, -1, 1, block_size * NUM_BLOCKS - 1, -1, block_size * 2]  # distinct: order within a launch is undefined
+    slots = [
+        block_size * 3,
+        -1,
+        1,
+        block_size * NUM_BLOCKS - 1,
+        -1,
+        block_size * 2,
+    ]  # distinct: order within a launch is undefined
     want_pools = pools.clone()
     want = want_pools[:, 1:-1]
     for token, slot in enumerate(slots):

@@ -67,7 +67,9 @@ def run_stress(engine: Engine, steps: int, seed: int, samples: int = 0) -> tuple
         if len(live) < 24 and rng.random() < 0.3:
             prompt = rng.integers(1, 2048, int(rng.integers(1, 60))).tolist()
             params = SamplingParams(
-                max_tokens=int(rng.integers(1, 40)), temperature=float(rng.random() < 0.3), ignore_eos=rng.random() < 0.5
+                max_tokens=int(rng.integers(1, 40)),
+                temperature=float(rng.random() < 0.3),
+                ignore_eos=rng.random() < 0.5,
             )
             live.append(engine.submit(prompt, params))
             done["submitted"] += 1
@@ -141,8 +143,10 @@ def test_20000_steps_leak_neither_rows_nor_blocks_nor_bytes() -> None:
         registered = len(engine.rt.registry)
         quarter = len(seen) // 4
         second, last = statistics.median(seen[quarter : 2 * quarter]), statistics.median(seen[3 * quarter :])
-        print(f"{done}, preemptions {engine.scheduler.stats.num_preemptions}, second quarter {second / 1e6:.2f} MB, "
-              f"last {last / 1e6:.2f} MB, {registered} registered buffers")
+        print(
+            f"{done}, preemptions {engine.scheduler.stats.num_preemptions}, second quarter {second / 1e6:.2f} MB, "
+            f"last {last / 1e6:.2f} MB, {registered} registered buffers"
+        )
         assert abs(last - second) < 1_000_000
         assert engine.scheduler.stats.num_preemptions > 1000
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaForCausalLM
 
 from .tokenizer import END, END_ID
@@ -28,7 +29,10 @@ def save_tar(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         # transformers 5 nests rope_theta and renames torch_dtype; older readers want the flat names.
         config |= {"rope_theta": 10000.0, "torch_dtype": "bfloat16"}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        tokenizer.save(str(folder / "tokenizer.json"))
+        shipped = Tokenizer.from_str(tokenizer.to_str())
+        # A document begins behind an END, so an encoded prompt does too.
+        shipped.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, END_ID)])
+        shipped.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(
             json.dumps(
                 {

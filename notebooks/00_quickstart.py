@@ -17,9 +17,9 @@
 # %%
 import pandas as pd
 
-from mrv2lab import Engine, EventLog, SamplingParams, burst
+from mrv2lab import Engine, EventLog, SamplingParams, burst, steady
 
-pd.set_option("display.max_colwidth", 70)
+pd.set_option("display.max_colwidth", 60)
 engine = Engine(model="tiny", num_blocks=64, max_num_reqs=8, max_num_batched_tokens=64)
 print(f"{engine.config.model.name} on {engine.rt.device}, kernels: {engine.rt.backend}")
 
@@ -53,7 +53,7 @@ for name, prompt in prompts.items():
 for _ in range(4):
     changed = engine.step()
     schedule = engine.core.last_schedule.num_scheduled_tokens
-    print(f"scheduled {schedule}   came back: {({output.request_id: output.new_text for output in changed})}")
+    print(f"scheduled {schedule}   came back: { ({output.request_id: output.new_text for output in changed}) }")
 
 # %% [markdown]
 # The first schedule has whole prompts in it, the later ones a single token each: there is no prefill phase and no
@@ -114,19 +114,24 @@ phases.groupby("phase", sort=False).sum().round(1)
 # overwrites
 # what the device has yet to read: no error, plausible shapes, wrong tokens. Four ways to hand data over, same workload:
 
+
 # %%
 def tokens(transfer: str, **options: int) -> list[list[int]]:
     with Engine("tiny", device="cpu", transfer=transfer, num_blocks=128, **options) as one:
-        report = one.run(burst(6, prompt_len=(4, 12), max_tokens=16, seed=1), progress=False)
+        report = one.run(steady(8, every=1, prompt_len=(4, 12), max_tokens=16, seed=1), progress=False)
         return [output.token_ids for output in report.outputs.values()]
 
 
-truth = tokens("pinned_copy", async_scheduling=False)
+truth = tokens("pinned_copy", lag=0)  # lag 0: the device keeps up with the host, so nothing can be overwritten
 for transfer in ("unsafe", "barrier", "pinned_copy", "uva_pool"):
     print(f"{transfer:12s}", "right" if tokens(transfer) == truth else "WRONG")
 print("uva_pool with one slot:", "right" if tokens("uva_pool", pool_depth=1) == truth else "WRONG")
 
 # %% [markdown]
+# `unsafe` has one buffer and nobody waits. `barrier` (vLLM's V1) makes the host wait for the previous copies.
+# `pinned_copy` (the Model Runner V2 design document) copies into a fresh page-locked temporary each time. `uva_pool`
+# (vLLM today) writes into the next of two slots, which is safe as long as no more than two steps are in flight.
+#
 # ## 6. A tight pool: preemption
 #
 # The KV cache is a pool of blocks. When it runs dry, the last request loses its blocks, and is computed again later

@@ -23,7 +23,6 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import PHASES, Observer
 from mrv2lab.protocol import SamplingParams
 
-
 PREPARATION_PHASES = frozenset(PHASES) - {"schedule", "forward", "logits", "wait_output", "update_from_output"}
 """What must not grow with the number of requests: no Python per request in it."""
 
@@ -93,10 +92,10 @@ def allocations(engine: Engine, steps: int) -> dict[str, float]:
 def _counts() -> dict[str, int]:
     device, host = torch.cuda.memory_stats(), torch.cuda.host_memory_stats()
     return {
-        "new_device_blocks": int(device.get("num_device_alloc", 0)),
-        "new_pinned_blocks": int(host.get("num_host_alloc", 0)),
-        "device_allocator_requests": int(device.get("allocation.all.allocated", 0)),
-        "pinned_allocator_requests": int(host.get("allocations.allocated", host.get("allocation.allocated", 0))),
+        "new_device_blocks": device["num_device_alloc"],
+        "new_pinned_blocks": host["num_host_alloc"],
+        "device_allocator_requests": device["allocation.all.allocated"],
+        "pinned_allocator_requests": host["active_requests.allocated"],
     }
 
 

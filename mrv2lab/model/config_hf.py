@@ -41,13 +41,16 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 def config_from_hf(hf: Json, *, name: str = "model", source: str = "config.json") -> ModelConfig:
     """Raises :class:`CheckpointError` for an unsupported architecture or feature, and for missing or bad fields."""
-    architectures = hf.get("architectures") or []
-    architecture = architectures[0] if architectures else f"(none; model_type {hf.get('model_type')!r})"
+    architectures = hf.get("architectures") or [f"(none; model_type {hf.get('model_type')!r})"]
+    architecture = architectures[0] if isinstance(architectures, list) else architectures
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{source}: unsupported architecture {architecture}; supported: {', '.join(ARCHITECTURES)}"
         )
-    problems = unsupported_features(hf)
+    try:
+        problems = unsupported_features(hf)
+    except (AttributeError, TypeError) as error:  # a rope_scaling that is no object, say
+        raise CheckpointError(f"{source}: a setting is not of the type it should have: {error}") from error
     if problems:
         raise CheckpointError(f"{source}: this decoder does not support {'; '.join(problems)}")
     missing = [key for key in _REQUIRED if hf.get(key) is None]

@@ -40,10 +40,13 @@ def load_model(
     weights), a Hugging Face folder, a ``.gguf`` file, or a ModelConfig (seeded random weights).
 
     ``dtype`` None: a preset's or ModelConfig's own; for checkpoints float32 on a CPU (16-bit matrix products are slow
-    there) and the stored type elsewhere. Raises :class:`CheckpointError` (a ``ValueError``) saying what is wrong.
+    there) and the stored type elsewhere (float32 from a GGUF).
+    Raises :class:`CheckpointError` (a ``ValueError``) saying what is wrong.
     """
     if isinstance(source, ModelConfig):
         return _random(source, dtype, seed)
+    if not isinstance(source, (str, Path)):
+        raise CheckpointError(f"a model is a name, a path or a ModelConfig, got {source!r}")
     name = str(source)
     if name in PRESETS:
         return _random(PRESETS[name], dtype, seed)

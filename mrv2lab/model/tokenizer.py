@@ -41,7 +41,12 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``, with what the tokenizer's own post-processor adds (a BOS, say)."""
+        """Token ids of ``text``, with what the tokenizer's own post-processor adds (a BOS, say).
+
+        Raises ``ValueError`` for lone surrogates (bytes of a command line that are no UTF-8, say).
+        """
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"the text {text!r} is not valid Unicode; it holds lone surrogates")
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

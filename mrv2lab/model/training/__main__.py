@@ -1,11 +1,13 @@
 """Makes the shipped checkpoints in one go: stories, tokenizer, target, draft, report.
 
     python -m mrv2lab.model.training --teacher smollm2.npz --out OUT            one GPU, 7 minutes
+    python -m mrv2lab.model.training --stories FILE.jsonl.gz --grammar 50000 --out OUT       4 minutes
     python -m mrv2lab.model.training --teacher smollm2.npz --out OUT --smoke    a CPU, tiny, to test the script
 
-Writes into OUT: target.tar, draft.tar, metrics.json, samples.txt, stories.jsonl.gz. With --stories FILE.jsonl.gz no
-story is written by the teacher; the file's are used. With both, the new ones are added to the file's (give another
---seed than the one that wrote the file).
+Writes into OUT: target.tar, draft.tar, metrics.json, samples.txt, and with --teacher stories.jsonl.gz. --stories
+FILE.jsonl.gz, as often as wanted, takes the teacher's stories from files; with --teacher the new ones are added (give
+another --seed than the one that wrote the files). --grammar N adds N documents of the project's own grammar. The
+held-out losses are reported for each part: the grammar's is near the entropy of its choices, the teacher's is not.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from . import evaluate
+from . import evaluate, grammar
+from .clean import distinct
 from .prompts import prompts
 from .save import save_stories, save_tar
 from .teacher_pack import unpack
@@ -39,7 +42,11 @@ RESERVE = 30.0  # seconds kept for evaluation, samples and saving
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="mrv2lab.model.training")
     p.add_argument("--teacher", type=Path, help="the pack that teacher_pack writes")
-    p.add_argument("--stories", type=Path, help="use these stories, with --teacher beside new ones")
+    p.add_argument("--stories", type=Path, action="append", default=[], help="use these too; may be given again")
+    p.add_argument("--grammar", type=int, default=0, help="documents of the project's own grammar to add")
+    p.add_argument(
+        "--distinct", type=float, default=0.0, help="drop the teacher's text with a smaller share of new 4-grams"
+    )
     p.add_argument("--epochs", type=float, default=8, help="passes over the corpus, at most: more overfit")
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--limit", type=float, default=420, help="seconds for everything")
@@ -71,12 +78,13 @@ class Clock:
 
 
 def get_documents(args: argparse.Namespace, device: torch.device, metrics: dict[str, Any]) -> list[str]:
-    """The corpus, shuffled; written by the teacher, or read from --stories."""
+    """The teacher's text, shuffled; written now, or read from --stories."""
     documents: list[str] = []
-    if args.stories:
-        with gzip.open(args.stories, "rt", encoding="ascii") as file:
-            documents = [json.loads(line) for line in file]
-        metrics["stories_from_file"] = len(documents)
+    for path in args.stories:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            documents += [json.loads(line) for line in file]
+    documents = list(dict.fromkeys(documents))
+    metrics["stories_from_files"] = len(documents)
     if args.teacher:
         begin = time.monotonic()
         corpus = write_stories(
@@ -96,10 +104,20 @@ def get_documents(args: argparse.Namespace, device: torch.device, metrics: dict[
             "teacher_tokens": corpus.tokens_written,
             "seconds": time.monotonic() - begin,
         }
+        save_stories(documents, args.out / "stories.jsonl.gz", 12_000_000)
+    documents = [d for d in documents if distinct(d) >= args.distinct]
+    metrics["stories_used"] = len(documents)
     if args.smoke:  # too few for the rest of the pipeline on a busy CPU: fill up
         documents += [p.instruction for p in itertools.islice(prompts(1), 300)]
     random.Random(args.seed).shuffle(documents)
     return documents
+
+
+def grammar_documents(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The grammar's stories, all different, and its facts, which repeat and are all trained on."""
+    both = list(itertools.islice(grammar.documents(args.seed), args.grammar))
+    facts = [d for d in both if d.startswith("Question: ")]
+    return list(dict.fromkeys(d for d in both if not d.startswith("Question: "))), facts
 
 
 def main() -> None:
@@ -123,26 +141,39 @@ def main() -> None:
 
     documents = get_documents(args, device, metrics)
     clock.say(f"{len(documents)} documents, {sum(map(len, documents)) / 1e6:.1f} M characters")
-    save_stories(documents, args.out / "stories.jsonl.gz", 12_000_000)
+    ours, facts = grammar_documents(args)
+    if ours:
+        answered = {f.partition("\n")[0] for f in facts}
+        documents = [d for d in documents if d.partition("\n")[0] not in answered]
+        metrics["stories_used"] = len(documents)
+        metrics["grammar"] = {"stories": len(ours), "facts": len(facts), **asdict(grammar.variety(ours))}
+        clock.say(f"grammar: {metrics['grammar']}")
+    parts = {name: part for name, part in (("teacher", documents), ("grammar", ours)) if part}
     write_metrics()
 
-    held_out = max(min(len(documents) // 50, 2500), 2)
-    tokenizer = train_tokenizer(documents[held_out:])
+    held_out, train_documents = {}, facts
+    for name, part in parts.items():
+        count = max(min(len(part) // 50, 2500), 2)
+        held_out[name] = part[:count]
+        train_documents += part[count:]
+    random.Random(args.seed).shuffle(train_documents)
+    tokenizer = train_tokenizer(train_documents)
     clock.say("tokenizer trained")
-    streams = [
+    train_stream, *val = (
         torch.from_numpy(encode_stream(tokenizer, part)).to(device, torch.int32)
-        for part in (documents[held_out:], documents[:held_out])
-    ]
-    train_stream, val_stream = streams
-    metrics["tokens"] = {"train": len(train_stream), "val": len(val_stream), "val_documents": held_out}
-    clock.say(f"{len(train_stream) / 1e6:.2f} M training tokens, {len(val_stream) / 1e6:.3f} M held out")
+        for part in (train_documents, *held_out.values())
+    )
+    val_streams = dict(zip(held_out, val, strict=True))
+    metrics["tokens"] = {"train": len(train_stream), "val": {n: len(s) for n, s in val_streams.items()}}
+    metrics["held_out_documents"] = {name: len(part) for name, part in held_out.items()}
+    clock.say(f"tokens: {metrics['tokens']}")
     seq_len, steps = (64, 6) if args.smoke else (1024, int(args.epochs * len(train_stream) / 1024 / args.train_batch))
 
     def finish(name: str, model: LlamaForCausalLM, run: Any) -> None:
         metrics[name] = asdict(run)
-        metrics[name]["val_loss"] = evaluate.loss(model, val_stream, seq_len, most=512)
+        metrics[name]["val_loss"] = {n: evaluate.loss(model, s, seq_len, most=512) for n, s in val_streams.items()}
         save_tar(model, tokenizer, args.out / f"{name}.tar")  # from here on the weights are bf16
-        metrics[name]["val_loss_bf16"] = evaluate.loss(model, val_stream, seq_len, most=512)
+        metrics[name]["val_loss_bf16"] = {n: evaluate.loss(model, s, seq_len, most=512) for n, s in val_streams.items()}
         write_metrics()
         clock.say(f"{name}: {metrics[name]}")
         text = evaluate.samples(name, model, tokenizer, 24 if args.smoke else 220)
@@ -162,7 +193,9 @@ def main() -> None:
         "draft", lambda: new_model(DRAFT, device, args.seed), train_stream, DRAFT.peak_lr, budget, teacher=target
     )
     finish("draft", draft, run)
-    metrics["agreement"] = asdict(evaluate.agreement(target, draft, val_stream, seq_len, most=128))
+    metrics["agreement"] = {
+        n: asdict(evaluate.agreement(target, draft, s, seq_len, most=128)) for n, s in val_streams.items()
+    }
     metrics["seconds"] = clock.spent()
     write_metrics()
     clock.say(json.dumps(metrics))

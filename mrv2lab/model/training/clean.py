@@ -39,6 +39,13 @@ def document(prompt: Prompt, reply: str, finished: bool) -> str | None:
     return text
 
 
+def distinct(text: str, n: int = 4) -> float:
+    """The share of distinct runs of `n` words: 1 when nothing is said twice."""
+    words = text.lower().split()
+    runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(runs)) / max(len(runs), 1)
+
+
 def _until_loop(text: str, start: int) -> int:
     """Where `text` begins to repeat itself: a sentence already said, or one made of trigrams already used."""
     said: set[str] = set()

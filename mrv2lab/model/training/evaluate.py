@@ -15,7 +15,11 @@ from .train import logits_of, windows
 
 PROMPTS = (
     "Once upon a time, there was a little fox named Mia.",
+    "Once upon a time",
     "One rainy day, Ben found a map.",
+    "Tom had a small boat. One day",
+    "The old clock",
+    "A bird sat",
     '"Where are you going?" asked Tess.',
     "The king had a broken clock.",
     "Question: Why do people like bread?\nAnswer:",

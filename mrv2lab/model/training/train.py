@@ -107,8 +107,9 @@ def train(
     budget: Budget,
     teacher: LlamaForCausalLM | None = None,
 ) -> Run:
-    """AdamW on random windows of `stream` [num_tokens]; the cosine follows the share of the time that is spent.
+    """AdamW on windows of `stream` [num_tokens], half of which begin with a document.
 
+    The cosine follows the share of the time that is spent.
     With a teacher the loss is half cross-entropy, half KL(teacher || model).
     Raises FloatingPointError when the loss is not finite any more.
     """
@@ -122,6 +123,8 @@ def train(
         fused=device.type == "cuda",
     )
     generator = torch.Generator(device=device).manual_seed(1)
+    last = len(stream) - budget.seq_len - 1
+    begins = (stream[:last] == END_ID).nonzero().flatten()  # [num_documents], about
     model.train()
     begin = time.monotonic()
     step = 0
@@ -133,7 +136,9 @@ def train(
             break
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * _schedule(spent)
-        starts = torch.randint(len(stream) - budget.seq_len - 1, (budget.batch,), device=device, generator=generator)
+        starts = torch.randint(last, (budget.batch,), device=device, generator=generator)
+        aligned = starts[: budget.batch // 2]  # a prompt begins at position 0 behind an END: so does half of a batch
+        starts[: budget.batch // 2] = begins[aligned % len(begins)]
         x, y = windows(stream, starts, budget.seq_len)
         logits = logits_of(model, x).float().view(-1, VOCAB_SIZE)
         loss = ce = F.cross_entropy(logits, y.reshape(-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import orjson
 import typer
@@ -33,7 +33,10 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, one a line.")] = False,
 ) -> None:
     """Generate text with the MRV2 runner."""
-    from mrv2lab.engine.engine import Engine
+    try:
+        from mrv2lab.engine.engine import Engine
+    except ImportError as error:
+        _fail(f"generating text needs {error.name or error}; pip install 'mrv2lab[engine]'")
     from mrv2lab.protocol import SamplingParams
 
     try:
@@ -70,18 +73,19 @@ def info(
     table = Table(title="mrv2lab", show_header=False)
     for name, value in facts.items():
         if name != "missing":
-            table.add_row(name, str(value))
+            table.add_row(name, "-" if value is None else str(value))
     console = Console()
     console.print(table)
     missing: dict[str, str] = facts["missing"]
     for name, remedy in missing.items():
-        console.print(f"missing: {name} - {remedy}", markup=False)
+        console.print(f"missing: {name} - {remedy}", markup=False, soft_wrap=True)
     if not missing:
         console.print("nothing is missing")
 
 
-def _fail(error: Exception) -> Any:
-    typer.echo(f"mrv2lab: {error}", err=True)
+def _fail(error: Exception | str) -> NoReturn:
+    """One line on stderr, whatever the message looked like, and the exit code of wrong usage."""
+    typer.echo(f"mrv2lab: {' '.join(str(error).split())}", err=True)
     sys.exit(2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 DType = Literal["float32", "float16", "bfloat16"]
 TransferName = Literal["unsafe", "barrier", "pinned_copy", "uva_pool"]
@@ -17,8 +17,12 @@ ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "Qwen3ForCausalLM":
 def _positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not _is_count(value) or value < 1:
             raise ValueError(f"{type(owner).__name__}.{name} must be a positive integer, got {value!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,14 @@ class ModelConfig:
         if self.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise ValueError(f"unsupported architecture {self.architecture!r}; supported: {known}")
+        for name in ("rope_theta", "rms_norm_eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)!r}")
+        if self.dtype not in get_args(DType):
+            raise ValueError(f"dtype must be one of {get_args(DType)}, got {self.dtype!r}")
         for token in self.eos_token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"eos token id {token} is outside the vocabulary of {self.vocab_size}")
+            if not _is_count(token) or token >= self.vocab_size:
+                raise ValueError(f"eos token id {token!r} is outside the vocabulary of {self.vocab_size}")
 
     @property
     def q_size(self) -> int:
@@ -113,11 +122,11 @@ class SchedulerConfig:
         _positive(self, "max_num_reqs", "max_num_batched_tokens", "max_model_len")
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
-        if self.max_num_batched_tokens < self.max_num_reqs and self.long_prefill_token_threshold == 0:
-            # Not an error: fewer requests than max_num_reqs simply run in one step.
-            pass
+        if not _is_count(self.long_prefill_token_threshold):
+            raise ValueError(
+                "long_prefill_token_threshold must be an integer >= 0 (0 = no cap), "
+                f"got {self.long_prefill_token_threshold!r}"
+            )
 
     @property
     def max_concurrent_steps(self) -> int:
@@ -132,8 +141,8 @@ class SpecConfig:
     num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 0:
-            raise ValueError(f"num_speculative_tokens must be >= 0, got {self.num_speculative_tokens}")
+        if not _is_count(self.num_speculative_tokens):
+            raise ValueError(f"num_speculative_tokens must be an integer >= 0, got {self.num_speculative_tokens!r}")
 
 
 @dataclass(frozen=True)
@@ -161,8 +170,8 @@ class RunnerConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"RunnerConfig.{name} must be one of {allowed}, got {getattr(self, name)!r}")
         _positive(self, "pool_depth")
-        if self.lag is not None and self.lag < 0:
-            raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag}")
+        if self.lag is not None and not _is_count(self.lag):
+            raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag!r}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ max_num_batched_tokens, L = max_model_len, V = vocabulary, K = draft tokens a st
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,8 +21,8 @@ BlockIds = tuple[list[int], ...]
 
 NULL_BLOCK = 0
 """The block that is never handed out; what padding may read."""
-PAD_SLOT = -1
-"""A slot that no kernel writes."""
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 Backend = Literal["spec", "triton", "interpret"]
@@ -66,12 +66,18 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not _is_int(self.max_tokens) or self.max_tokens < 1:
             raise ValueError(f"max_tokens must be an integer >= 1, got {self.max_tokens!r}")
-        if not isinstance(self.temperature, (int, float)) or isinstance(self.temperature, bool):
+        if not (_is_int(self.temperature) or isinstance(self.temperature, (float, np.floating))):
             raise ValueError(f"temperature must be a number >= 0, got {self.temperature!r}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        if not 0 <= self.temperature < float("inf"):  # false for NaN
             raise ValueError(f"temperature must be finite and >= 0, got {self.temperature!r}")
+        if self.temperature > _FLOAT32_MAX:
+            raise ValueError(f"temperature must be at most {_FLOAT32_MAX:.3g}, as float32, got {self.temperature!r}")
         if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**63):
             raise ValueError(f"seed must be None or a 64-bit integer, got {self.seed!r}")
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise ValueError(f"stop_token_ids must be a sequence of token ids, got {self.stop_token_ids!r}")
+        # Any iterable is welcome, once: a generator would be empty when it is read again.
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             if not _is_int(token) or token < 0:
                 raise ValueError(f"stop_token_ids must be token ids >= 0, got {token!r}")

@@ -29,8 +29,8 @@ print(f"{engine.config.model.name} on {engine.rt.device}, kernels: {engine.rt.ba
 # `tiny` is a small Llama that was trained by this project on short stories; it ships in the package.
 
 # %%
-prompts = ["Once upon a time, there was a little fox", "The old clock"]
-for output in engine.generate(prompts, SamplingParams(max_tokens=48)):
+prompts = ["Once upon a time", "The old clock"]
+for output in engine.generate(prompts, SamplingParams(max_tokens=64)):
     print(f"[{output.finish_reason}, {output.steps} steps] {output.prompt}{output.text}\n")
 
 # %% [markdown]
@@ -43,17 +43,16 @@ for output in engine.generate(prompts, SamplingParams(max_tokens=48)):
 
 # %%
 prompts = {
-    "fox": "Once upon a time, there was a little fox",
-    "clock": "The old clock in the kitchen",
+    "hen": "Once upon a time, there was a clever hen",
+    "clock": "The old clock",
     "boat": "Tom had a small boat. One day",
 }
 for name, prompt in prompts.items():
     engine.submit(prompt, SamplingParams(max_tokens=24, temperature=0.7, seed=7), request_id=name)
 
 for _ in range(4):
-    changed = engine.step()
-    schedule = engine.core.last_schedule.num_scheduled_tokens
-    print(f"scheduled {schedule}   came back: { ({output.request_id: output.new_text for output in changed}) }")
+    back = {output.request_id: output.new_text for output in engine.step()}
+    print(f"scheduled {engine.core.last_schedule.num_scheduled_tokens}   came back: {back}")
 
 # %% [markdown]
 # The first schedule has whole prompts in it, the later ones a single token each: there is no prefill phase and no

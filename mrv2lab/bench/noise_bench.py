@@ -10,19 +10,15 @@ after 10 to warm up, queued behind a sleeping GPU so that the host's launches do
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mrv2lab.bench.result import write_result
 from mrv2lab.ops._op import Op, jit
 from mrv2lab.ops.argmax import argmax_blocks, argmax_rows, num_blocks, num_warps, reduce_blocks
 from mrv2lab.ops.gumbel import gumbel_blocks, gumbel_sample
@@ -235,42 +231,17 @@ def flat_law(draws: int = 10_000_000, vocab: int = 50_000, seeds: int = 1000) ->
     return law
 
 
-def git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
-def main(out_path: str | Path) -> dict[str, Any]:
-    """Run everything, write JSON to ``out_path``, return what was written. RuntimeError without a GPU."""
+def main(out_path: str | Path) -> None:
+    """Run everything and write it to ``out_path``. RuntimeError without a GPU."""
     import torch
-    import triton
 
     if not torch.cuda.is_available():
         raise RuntimeError("noise_bench needs an NVIDIA GPU, and torch sees none")
-    result: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git_commit(),
-        "command": "python -m mrv2lab.bench.noise_bench " + " ".join(sys.argv[1:]),
-        "gpu": torch.cuda.get_device_name(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "cuda": torch.version.cuda,
-            "numpy": np.__version__,
-        },
-        "hash_version": HASH_VERSION,
-        "rows": ROWS,
-        "vocab": VOCAB,
-        "repeats": REPEATS,
-    }
-    print(f"{result['gpu']}, torch {torch.__version__}, Triton {triton.__version__}")
-    result["agreement"] = agreement()
-    result["timings"] = timings()
-    result["flat_law"] = flat_law()
-    Path(out_path).write_text(json.dumps(result, indent=2) + "\n")
+    print(torch.cuda.get_device_name())
+    figures: dict[str, Any] = {"hash_version": HASH_VERSION, "rows": ROWS, "vocab": VOCAB, "repeats": REPEATS}
+    figures |= {"agreement": agreement(), "timings": timings(), "flat_law": flat_law()}
+    write_result(out_path, "noise_cuda", figures)
     print(f"written: {out_path}")
-    return result
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from mrv2lab.bench.machine import describe_machine
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, least and greatest of some samples, and how many there were."""
+    """Median, mean, quartiles, least and greatest of some samples, and how many there were."""
     ordered = sorted(samples)
     quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
     return {
         "median": statistics.median(ordered),
+        "mean": statistics.fmean(ordered),
         "q1": quartiles[0],
         "q3": quartiles[2],
         "min": ordered[0],
@@ -35,7 +37,7 @@ def write_result(path: str | Path, name: str, figures: dict[str, Any]) -> None:
     result = {
         "name": name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "machine": machine,
         "figures": figures,
     }

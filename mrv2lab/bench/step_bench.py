@@ -56,7 +56,8 @@ def start_decodes(engine: Engine, num_requests: int, prompt_len: int, max_tokens
     """Submit ``num_requests`` prompts and step until every one decodes."""
     vocab = engine.config.model.vocab_size
     for i in range(num_requests):
-        prompt = [(17 * i + 3 * j) % vocab for j in range(prompt_len)]
+        length = prompt_len - i % 16  # so that block boundaries are crossed a few at a time
+        prompt = [(17 * i + 3 * j) % vocab for j in range(length)]
         engine.submit(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=temperature, seed=i))
     while any(not output.token_ids for output in engine.requests.values() if not output.finished):
         engine.step()

@@ -13,17 +13,10 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from mrv2lab.config import (
-    CacheConfig,
-    DType,
-    EngineConfig,
-    ModelConfig,
-    RunnerConfig,
-    SchedulerConfig,
-    TransferName,
-)
+from mrv2lab.config import DType, EngineConfig, ModelConfig, TransferName
 from mrv2lab.engine.async_scheduler import AsyncScheduler
 from mrv2lab.engine.core import EngineCore
+from mrv2lab.engine.options import split_options
 from mrv2lab.engine.outputs import RequestOutput, RunReport
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.request import Request
@@ -71,19 +64,25 @@ class Engine:
         observer: Observer = NULL_OBSERVER,
         **options: Any,
     ) -> None:
-        cache, scheduler, runner_config = _split_options(
+        cache, scheduler, runner_config = split_options(
             options, {"runner": runner, "device": device, "transfer": transfer}
         )
+        if not isinstance(keep_finished, int) or keep_finished < 0:
+            raise ValueError(f"keep_finished must be an integer >= 0, got {keep_finished!r}")
         self.rt = make_runtime(runner_config, observer)
-        loaded = load_model(model, dtype=dtype, device=self.rt.device.type)
-        if self.rt.backend == "interpret" and loaded.config.dtype == "bfloat16":
-            raise ValueError("Triton's interpreter computes bfloat16 wrongly; use dtype='float32' or kernels='spec'")
-        limit = loaded.config.max_position_embeddings
-        if "max_model_len" not in options and scheduler.max_model_len > limit:
-            scheduler = dataclasses.replace(scheduler, max_model_len=limit)
-        self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
-        self.tokenizer = loaded.tokenizer
-        self.worker = Worker(self.config, self.rt, loaded.weights)
+        try:
+            loaded = load_model(model, dtype=dtype, device=self.rt.device.type)
+            if self.rt.backend == "interpret" and loaded.config.dtype == "bfloat16":
+                raise ValueError("Triton's interpreter computes bfloat16 wrongly; use dtype='float32', kernels='spec'")
+            limit = loaded.config.max_position_embeddings
+            if "max_model_len" not in options and scheduler.max_model_len > limit:
+                scheduler = dataclasses.replace(scheduler, max_model_len=limit)
+            self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
+            self.tokenizer = loaded.tokenizer
+            self.worker = Worker(self.config, self.rt, loaded.weights)
+        except BaseException:
+            self.close()  # its threads would outlive it
+            raise
         self._rng = np.random.default_rng(seed)
         self.requests: dict[str, RequestOutput] = {}
         """Unfinished requests and the latest finished ones, by id."""
@@ -127,12 +126,15 @@ class Engine:
         Raises ``ValueError`` for an empty prompt, a token id outside the vocabulary, prompt + max_tokens over
         max_model_len, a duplicate id, or a request that could never fit the KV pool; other requests are unharmed.
         """
+        self._refuse_if_broken()
         params = params if params is not None else SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params must be SamplingParams or None, got {params!r}")
         token_ids, text = self._encode(prompt)
         request_id = request_id if request_id is not None else self._next_id()
         if not isinstance(request_id, str):  # ids of two types could not be sorted in the middle of a step
             raise ValueError(f"a request id is a string, got {request_id!r}")
-        if not isinstance(priority, int):
+        if not isinstance(priority, (int, np.integer)):
             raise ValueError(f"priority must be an integer (lower goes first), got {priority!r}")
         vocab = self.config.model.vocab_size
         for token in (*params.stop_token_ids, min(token_ids, default=0), max(token_ids, default=0)):
@@ -153,8 +155,8 @@ class Engine:
         seed = int(self._rng.integers(-(2**63), 2**63 - 1))
         if not request.seed_given:
             request.seed = seed
-        self.requests[request_id] = RequestOutput(request_id, text, token_ids)
         self._started_at[request_id] = self.num_steps
+        self.requests[request_id] = RequestOutput(request_id, text, token_ids)
         if self.tokenizer is not None:
             self._decoders[request_id] = self.tokenizer.stream()
         return request_id
@@ -163,6 +165,8 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give the prompt as token ids")
+            if not prompt:  # though a tokenizer may put a token before it
+                raise ValueError("the prompt is empty; give some text, or token ids")
             return self.tokenizer.encode(prompt), prompt
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
             raise ValueError(f"a prompt is text or a sequence of integer token ids, got {prompt!r}")
@@ -179,6 +183,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request now, whatever it is doing. Raises ``UnknownRequest`` for an id that is unknown or finished."""
+        self._refuse_if_broken()
         output = self.requests.get(request_id)
         if output is None or output.finished:
             why = "was never submitted" if output is None else f"finished already ({output.finish_reason})"
@@ -200,18 +205,21 @@ class Engine:
         With asynchronous scheduling the first call returns nothing: its step is still in flight. Raises
         ``DeviceError`` where queued work raised. After any error or interrupt in here only :meth:`reset` helps.
         """
+        self._refuse_if_broken()
+        try:
+            updates = self.core.step()
+            self.num_steps += 1
+            return [self._apply(update) for update in updates]
+        except BaseException as error:  # an interrupt too: host, device and outputs are out of step
+            self._broken = error
+            raise
+
+    def _refuse_if_broken(self) -> None:
         if self._broken is not None:
             raise RuntimeError(
                 f"a step broke off with {type(self._broken).__name__}; engine.reset() drops the unfinished requests "
                 "and makes the engine usable again"
             ) from self._broken
-        try:
-            updates = self.core.step()
-        except BaseException as error:  # an interrupt too: host and device are out of step
-            self._broken = error
-            raise
-        self.num_steps += 1
-        return [self._apply(update) for update in updates]
 
     def _apply(self, update: RequestUpdate) -> RequestOutput:
         output = self.requests[update.req_id]
@@ -227,10 +235,14 @@ class Engine:
         if output.finished:
             self._decoders.pop(update.req_id, None)
             del self._started_at[update.req_id]
-            self._finished.append(update.req_id)
-            if len(self._finished) > self._keep_finished:
-                self.requests.pop(self._finished.popleft(), None)
+            self._retire(update.req_id)
         return output
+
+    def _retire(self, request_id: str) -> None:
+        """A finished output stays as long as it is among the latest ``keep_finished``."""
+        self._finished.append(request_id)
+        if len(self._finished) > self._keep_finished:
+            del self.requests[self._finished.popleft()]
 
     def has_work(self) -> bool:
         """Whether another :meth:`step` would do anything."""
@@ -257,11 +269,13 @@ class Engine:
 
     def _abort_all(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
-            if not output.finished:
+            if not output.finished and self._broken is None:  # else reset() ends it
                 self.abort(output.request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Text of one request as it comes, whoever makes the steps. Leaving the loop early aborts it."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, so no text comes; read token ids from step()")
         output = self.requests[self.submit(prompt, params)]
         sent = 0
         try:
@@ -336,12 +350,12 @@ class Engine:
         """Drop every unfinished request and all queued device work; the engine can be used again at once.
 
         The way out after an interrupted step or a ``DeviceError``. Finished outputs are kept; unfinished ones end with
-        the reason ``"abort"``.
+        the reason ``"abort"``. After a fatal CUDA error only a new process helps.
         """
-        for output in self.requests.values():
+        for output in list(self.requests.values()):
             if not output.finished:
                 output.finish_reason = "abort"
-                self._finished.append(output.request_id)
+                self._retire(output.request_id)
         self.worker.reset()
         self._start()
 
@@ -356,31 +370,10 @@ class Engine:
         self.close()
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+        return [prompts]  # for submit to take, or to refuse
     many: list[Any] = list(prompts)
     if many and all(isinstance(token, (int, np.integer)) for token in many):
         return [many]
     return many
-
-
-def _fields(kind: Any) -> Iterable[str]:
-    return [field.name for field in dataclasses.fields(kind)]
-
-
-def _split_options(
-    options: dict[str, Any], runner_options: dict[str, Any]
-) -> tuple[CacheConfig, SchedulerConfig, RunnerConfig]:
-    """Sort keyword options into the configs they are fields of. Raises ``TypeError`` naming an unknown one."""
-    kinds: list[Any] = [CacheConfig, SchedulerConfig, RunnerConfig]
-    made: list[dict[str, Any]] = [{}, {}, dict(runner_options)]
-    for name, value in options.items():
-        for kind, chosen in zip(kinds, made, strict=True):
-            if name in _fields(kind):
-                chosen[name] = value
-                break
-        else:
-            known = ", ".join(sorted(name for kind in kinds for name in _fields(kind)))
-            raise TypeError(f"unknown option {name!r}; known: {known}")
-    return CacheConfig(**made[0]), SchedulerConfig(**made[1]), RunnerConfig(**made[2])

@@ -63,7 +63,7 @@ class RunReport:
 
     def __repr__(self) -> str:
         return (
-            f"RunReport({self.workload}: {len(self.outputs)} requests, {self.num_output_tokens} tokens in {self.steps} "
-            f"steps, {self.seconds:.2f} s; {self.stats.num_preemptions} preemptions, {self.stats.wasted_rows} wasted "
-            f"rows, {self.stats.prefix_hit_tokens} prefix-hit tokens)"
+            f"{self.workload}: {len(self.outputs)} requests, {self.num_output_tokens} tokens, {self.steps} steps, "
+            f"{self.seconds:.2f} s\n  {self.stats.num_preemptions} preemptions, {self.stats.wasted_rows} wasted rows, "
+            f"{self.stats.prefix_hit_tokens} prefix-hit tokens"
         )

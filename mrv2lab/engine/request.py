@@ -152,11 +152,6 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
-    def num_tokens_with_spec(self) -> int:
-        """Tokens known plus drafts to verify."""
-        return self.num_tokens + len(self.spec_token_ids)
-
-    @property
     def num_confirmed_tokens(self) -> int:
         """Tokens computed by steps whose output was processed."""
         return self.num_computed_tokens - self.num_in_flight_tokens

@@ -41,17 +41,13 @@ class Worker:
 
     def execute_model(self, output: MRV2SchedulerOutput) -> bool:
         """Queue a step up to the hidden states; False if it has no tokens."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.rt.active():
             return self.runner.execute_model(output)
 
     def sample_tokens(self) -> AsyncModelRunnerOutput:
         """Queue sampling; returns the output on its way."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.rt.active():
             return self.runner.sample_tokens()
-
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return sum(t.numel() * t.element_size() for pair in self.kv_caches for t in pair)
 
     def reset(self) -> None:
         """Drop queued work and every request's row."""

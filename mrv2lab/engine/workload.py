@@ -6,7 +6,7 @@ Arrivals are counted in engine steps, not seconds: the same on every machine.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,9 +102,10 @@ def steady(
 
 
 def _draw(rng: np.random.Generator, span: Range, count: int) -> list[int]:
-    low, high = (span, span) if isinstance(span, int) else span
-    if not 1 <= low <= high:
-        raise ValueError(f"a length must be a positive number or an inclusive (low, high), got {span}")
+    ends = (span, span) if isinstance(span, int) else span
+    if not (isinstance(ends, Sequence) and [type(end) for end in ends] == [int, int] and 1 <= ends[0] <= ends[1]):
+        raise ValueError(f"a length must be a positive integer or an inclusive (low, high), got {span!r}")
+    low, high = ends
     return [int(value) for value in rng.integers(low, high + 1, count)]
 
 
@@ -121,16 +122,18 @@ def from_csv(path: str | Path) -> Workload:
     arrivals: list[Arrival] = []
     with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
         reader = csv.DictReader(file)
-        columns = set(reader.fieldnames or ())
-        if unknown := columns - _COLUMNS:
-            raise ValueError(f"{path}: unknown columns {sorted(unknown)}; known: {sorted(_COLUMNS)}")
-        if not columns & {"prompt", "prompt_len"}:
-            raise ValueError(f"{path}: needs a column 'prompt' or 'prompt_len'")
-        for row in reader:
-            try:
+        try:
+            columns = set(reader.fieldnames or ())
+            if unknown := columns - _COLUMNS:
+                raise ValueError(f"unknown columns {sorted(unknown)}; known: {sorted(_COLUMNS)}")
+            if not columns & {"prompt", "prompt_len"}:
+                raise ValueError("needs a column 'prompt' or 'prompt_len'")
+            for row in reader:
                 arrivals.append(_arrival(row))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 ({error}); save it as CSV in UTF-8") from error
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"{path}, line {max(reader.line_num, 1)}: {error}") from error
     if not arrivals:
         raise ValueError(f"{path}: no requests in it")
     return Workload(tuple(sorted(arrivals, key=lambda arrival: arrival.step)), path.stem)

@@ -12,7 +12,7 @@ from mrv2lab.runtime.transfer import TransferPolicy
 
 
 class UvaBackedTensor:
-    """``np`` is written by the host at any time; kernels read ``gpu``, the snapshot of the last :meth:`publish`.
+    """``np`` is the host's; kernels read ``gpu``, the snapshot of the last :meth:`publish`.
 
     How the snapshot reaches the device is the transfer policy's affair (under ``uva_pool`` it is a UVA slot, hence the
     name). ``gpu`` may be another tensor after each publish: take it anew at every launch, and never in a graph.

@@ -6,7 +6,6 @@ compared). What the host must branch on are upper bounds it knows; the exact cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,13 +32,6 @@ class Model(Protocol):
 
     def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
         """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Forwarded:
-    """Between ``execute_model`` and ``sample_tokens``."""
-
-    batch: InputBatch
 
 
 class ModelRunner:
@@ -81,7 +73,8 @@ class ModelRunner:
         # [R] int32
         self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
         rt.register("num_sampled.one", _fill_one)
-        self._forwarded: _Forwarded | None = None
+        self._forwarded: InputBatch | None = None
+        """The batch between ``execute_model`` and ``sample_tokens``."""
 
     # -- execute_model -------------------------------------------------------------------------------------------------
 
@@ -117,7 +110,7 @@ class ModelRunner:
             self.model.forward(self.model_state.prepare_inputs(batch, inputs))
         # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
         self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
-        self._forwarded = _Forwarded(batch)
+        self._forwarded = batch
         return True
 
     def _finish_requests(self, output: MRV2SchedulerOutput) -> None:
@@ -172,7 +165,7 @@ class ModelRunner:
         """Queue logits, sampling, the copy of the tokens and the state update; returns the output on its way."""
         if self._forwarded is None:
             raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
-        batch, self._forwarded = self._forwarded.batch, None
+        batch, self._forwarded = self._forwarded, None
         span = self.rt.observer.span
         n, count = batch.host.num_logits, batch.num_reqs
         slot = self.outputs.take()

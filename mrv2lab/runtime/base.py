@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,11 @@ Shape = int | tuple[int, ...]
 
 
 class DeviceError(RuntimeError):
-    """Queued work raised; its stream is poisoned until ``reset``. The message names the launch and its call site."""
+    """Queued work raised; its stream is poisoned until ``reset``. The message names the launch and its call site.
+
+    Software streams only. A CUDA error is raised by torch wherever the host waits next, and after a fatal one (an
+    illegal address, say) only a new process helps.
+    """
 
 
 class PlaceError(RuntimeError):
@@ -85,6 +89,7 @@ class Runtime(ABC):
     backend: Backend
     main: Stream
     copy: Stream
+    current: Stream
 
     def __init__(self, observer: Observer = NULL_OBSERVER) -> None:
         self.observer = observer
@@ -125,6 +130,10 @@ class Runtime(ABC):
     def event(self, name: str) -> Event:
         """A new event; its ``synchronize`` sleeps rather than spins."""
 
+    def active(self) -> AbstractContextManager[Any]:
+        """Around everything a step launches: work goes to ``main``, whatever device or stream the caller has chosen."""
+        return nullcontext()
+
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
         """Work inside the ``with`` goes to ``stream``."""
@@ -155,13 +164,17 @@ class Runtime(ABC):
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """Launch the segment bound to ``name`` on the current stream."""
 
-    @abstractmethod
     def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a copy of host memory to the device. From pageable memory it synchronises, as on CUDA."""
+        self._copy("h2d", dst, src, device=dst, host=src)
 
-    @abstractmethod
     def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a copy of device memory to pinned host memory."""
+        self._copy("d2h", dst, src, device=src, host=dst)
+
+    @abstractmethod
+    def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
+        """Either of the two; ``device`` and ``host`` are ``dst`` and ``src``, or the other way round."""
 
     def publish(self, slot: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
         """The host writes ``values`` into the first elements of a pinned or UVA buffer, now, without any wait."""
@@ -191,6 +204,20 @@ class Runtime(ABC):
     def watch_syncs(self) -> AbstractContextManager[list[str]]:
         """Inside the ``with``, implicit synchronisations are collected: one line each, naming operation and caller."""
 
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    def _names(self, tensors: Any) -> tuple[str, ...]:
+        names: list[str] = []
+        for tensor in tensors:
+            if isinstance(tensor, tuple):
+                names.extend(self._names(tensor))
+            elif isinstance(tensor, torch.Tensor):
+                names.append(self.registry.name(tensor))
+        return tuple(names)
+
+    def _mark(self, kind: str, name: str, nbytes: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+        self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
+
     # -- call sites ----------------------------------------------------------------------------------------------------
 
     def site(self) -> str | None:
@@ -218,6 +245,14 @@ def inference() -> Iterator[None]:
     """Autograd off, for queued work. Worker threads enter it themselves, since the mode is per thread."""
     with torch.inference_mode():
         yield
+
+
+def check_copy(kind: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+    """Raise ``ValueError`` for a copy that would convert, broadcast or be staged."""
+    if dst.dtype != src.dtype or dst.numel() != src.numel():
+        raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
+    if not (dst.is_contiguous() and src.is_contiguous()):
+        raise ValueError(f"{kind} needs contiguous tensors, at {call_site()}: CUDA would stage the copy and wait")
 
 
 def tensor_bytes(args: tuple[Any, ...]) -> int:

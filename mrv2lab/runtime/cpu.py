@@ -13,7 +13,7 @@ import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
 from mrv2lab.protocol import Backend, Launchable
-from mrv2lab.runtime.base import PlaceError, Runtime, Shape, Stream, Tensors, call_site, tensor_bytes
+from mrv2lab.runtime.base import PlaceError, Runtime, Shape, Stream, Tensors, call_site, check_copy, tensor_bytes
 from mrv2lab.runtime.clock import CostModel, VirtualClock
 from mrv2lab.runtime.device_tensor import DeviceTensor, own, plain
 from mrv2lab.runtime.places import Place
@@ -182,22 +182,11 @@ class CpuRuntime(Runtime):
             raise PlaceError(f"publish into device buffer {self.registry.name(slot)!r} at {call_site()}; use rt.h2d")
         super().publish(slot, values)
 
-    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """See :meth:`Runtime.h2d`."""
-        self._copy("h2d", dst, src, device=dst, host=src)
-
-    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """See :meth:`Runtime.d2h`."""
-        self._copy("d2h", dst, src, device=src, host=dst)
-
     def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
         if type(device) is not DeviceTensor or type(host) is DeviceTensor:
             raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
-        if dst.dtype != src.dtype or dst.numel() != src.numel():
-            raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
+        check_copy(kind, dst, src)
         to, source = plain(dst), plain(src)
-        if not (to.is_contiguous() and source.is_contiguous()):
-            raise ValueError(f"{kind} needs contiguous tensors, at {call_site()}: CUDA would stage the copy and wait")
         buffer = self.registry.find(host)
         pageable = buffer is None or buffer.place is Place.HOST
         if pageable:
@@ -229,18 +218,6 @@ class CpuRuntime(Runtime):
         elif not isinstance(arg, (int, float, bool, str, torch.dtype, type(None))):
             raise PlaceError(f"{what}: {kind.__name__} cannot be queued, only tensors and scalars, at {call_site()}")
         return arg
-
-    def _names(self, tensors: Any) -> tuple[str, ...]:
-        names: list[str] = []
-        for tensor in tensors:
-            if isinstance(tensor, tuple):
-                names.extend(self._names(tensor))
-            elif isinstance(tensor, torch.Tensor):
-                names.append(self.registry.name(tensor))
-        return tuple(names)
-
-    def _mark(self, kind: str, name: str, nbytes: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-        self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
 
     # -- steps and ends ------------------------------------------------------------------------------------------------
 

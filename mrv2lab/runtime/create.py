@@ -25,6 +25,8 @@ def have_triton() -> bool:
 
 def resolve_device(device: str) -> torch.device:
     """``"auto"`` is the first GPU if torch sees one, else the CPU. Raises :class:`DeviceMissing`."""
+    if not isinstance(device, (str, torch.device)):
+        raise DeviceMissing(f"device {device!r} is unknown; use 'auto', 'cpu', 'cuda' or 'cuda:N'")
     if device == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:

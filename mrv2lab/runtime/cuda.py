@@ -5,14 +5,25 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
 from mrv2lab.protocol import Launchable
-from mrv2lab.runtime.base import Event, Graph, PlaceError, Runtime, Shape, Stream, Tensors, call_site, tensor_bytes
+from mrv2lab.runtime.base import (
+    Event,
+    Graph,
+    PlaceError,
+    Runtime,
+    Shape,
+    Stream,
+    Tensors,
+    call_site,
+    check_copy,
+    tensor_bytes,
+)
 from mrv2lab.runtime.places import Place
 
 
@@ -155,6 +166,10 @@ class CudaRuntime(Runtime):
         """See :meth:`Runtime.event`."""
         return CudaEvent(self, name)
 
+    def active(self) -> AbstractContextManager[Any]:
+        """See :meth:`Runtime.active`."""
+        return torch.cuda.stream(self.main.cuda)
+
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         """See :meth:`Runtime.use`."""
@@ -197,21 +212,10 @@ class CudaRuntime(Runtime):
         if self.observer.enabled:
             self._mark("run", name, tensor_bytes(args), self._names(reads), self._names(writes))
 
-    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """See :meth:`Runtime.h2d`."""
-        self._copy("h2d", dst, src, device=dst, host=src)
-
-    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """See :meth:`Runtime.d2h`."""
-        self._copy("d2h", dst, src, device=src, host=dst)
-
     def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
         if not device.is_cuda or host.is_cuda:
             raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
-        if dst.dtype != src.dtype or dst.numel() != src.numel():
-            raise ValueError(f"{kind} of {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}, at {call_site()}")
-        if not (dst.is_contiguous() and src.is_contiguous()):
-            raise ValueError(f"{kind} needs contiguous tensors, at {call_site()}: CUDA would stage the copy and wait")
+        check_copy(kind, dst, src)
         to, source = (dst, src) if dst.shape == src.shape else (dst.view(-1), src.view(-1))
         to.copy_(source, non_blocking=True)
         if self.observer.enabled:
@@ -227,18 +231,6 @@ class CudaRuntime(Runtime):
         if self.observer.enabled:
             reads = (buffer,) if buffer else ()
             self.observer.mark(Mark("implicit_sync", what, self.current.name, 0, reads, site=site))
-
-    def _names(self, tensors: Any) -> tuple[str, ...]:
-        names: list[str] = []
-        for tensor in tensors:
-            if isinstance(tensor, tuple):
-                names.extend(self._names(tensor))
-            elif isinstance(tensor, torch.Tensor):
-                names.append(self.registry.name(tensor))
-        return tuple(names)
-
-    def _mark(self, kind: str, name: str, nbytes: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
-        self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
 
     # -- steps and ends ------------------------------------------------------------------------------------------------
 

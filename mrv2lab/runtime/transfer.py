@@ -36,7 +36,7 @@ class Upload(ABC):
 
 
 class Table(ABC):
-    """A host table: ``np`` is the truth that the host writes at any time, ``gpu`` what kernels read.
+    """A host table: ``np`` is the truth that the host writes, inside ``prepare``; ``gpu`` is what kernels read.
 
     ``gpu`` may be another tensor after each publish (`uva_pool`), so take it anew at every launch.
     """

@@ -118,8 +118,10 @@ class RequestState:
 
     def reset(self) -> None:
         """Free every row and forget what is staged; tables keep their contents until rows get new owners."""
-        for req_id in list(self.req_id_to_index):
-            self.remove_request(req_id)
+        # Made anew, not given back: an interrupt may have lost a row between the free list and the maps.
+        self.req_id_to_index.clear()
+        self.index_to_req_id.clear()
+        self.free_indices[:] = range(self.max_num_reqs)
         for table in self._tables:
             table.drop_pending()
         self._added = False

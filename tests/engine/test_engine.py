@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_run_reports() -> None:
             "request", "prompt_tokens", "output_tokens", "steps", "finish_reason", "text",
         ]  # fmt: skip
         assert len(frame) == 6 and set(frame.finish_reason) == {"length"}
-        assert repr(report).startswith("RunReport(burst: 6 requests, ")
+        assert repr(report).startswith("burst: 6 requests, ")
         again = engine.run(burst(6, prompt_len=(2, 6), max_tokens=(3, 5), seed=2), progress=False)
         assert [o.token_ids for o in again.outputs.values()] == [o.token_ids for o in report.outputs.values()]
         assert again.outputs.keys().isdisjoint(report.outputs)
@@ -323,6 +324,11 @@ def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"transfer": "magic"}, ValueError, "transfer must be one of .* got 'magic'"),
         ({"stream": "lazy"}, ValueError, "stream must be one of .* got 'lazy'"),
         ({"lag": -1}, ValueError, "lag is counted in steps and must be >= 0 or None, got -1"),
+        ({"lag": "1"}, ValueError, "lag is counted in steps and must be >= 0 or None, got '1'"),
+        ({"long_prefill_token_threshold": 1.5}, ValueError, "threshold must be an integer >= 0 .* got 1.5"),
+        ({"dtype": "double"}, ValueError, "dtype must be one of .*'bfloat16'.*, got 'double'"),
+        ({"keep_finished": -1}, ValueError, "keep_finished must be an integer >= 0, got -1"),
+        ({"device": None}, DeviceMissing, "device None is unknown; use 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"policy": "lottery"}, ValueError, "policy must be 'fcfs' or 'priority', got 'lottery'"),
         ({"runner": "v0"}, ValueError, "runner must be one of .* got 'v0'"),
         ({"kernels": "triton"}, ValueError, "kernels='triton' needs a GPU"),
@@ -331,6 +337,13 @@ def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_options(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         small_engine(**options)
+
+
+def test_a_construction_that_fails_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="max_model_len 65 exceeds"):
+        small_engine(max_model_len=65, stream="threaded")
+    assert threading.active_count() == before
 
 
 def test_the_models_length_is_the_default_limit() -> None:

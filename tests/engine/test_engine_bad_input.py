@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mrv2lab.engine.engine import Engine, UnknownRequest
@@ -53,6 +54,25 @@ BAD: dict[str, tuple[Callable[[Engine], Any], str]] = {
         lambda e: e.submit([1], SamplingParams(max_tokens=float("nan"))),  # type: ignore[arg-type]
         "max_tokens must be an integer >= 1, got nan",
     ),
+    "temperature beyond float": (
+        lambda e: e.submit([1], SamplingParams(temperature=10**400)),
+        "temperature must be at most 3.4e.38, as float32, got 1000",
+    ),
+    "temperature beyond float32": (
+        lambda e: e.submit([1], SamplingParams(temperature=1e39)),
+        "temperature must be at most 3.4e.38, as float32, got 1e.39",
+    ),
+    "params no params": (
+        lambda e: e.submit([1], {"max_tokens": 3}),  # type: ignore[arg-type]
+        "params must be SamplingParams or None, got {'max_tokens': 3}",
+    ),
+    "stop ids a number": (
+        lambda e: e.submit([1], SamplingParams(stop_token_ids=5)),  # type: ignore[arg-type]
+        "stop_token_ids must be a sequence of token ids, got 5",
+    ),
+    "prompts a number": (lambda e: e.generate(5, sampled()), "sequence of integer token ids, got 5"),  # type: ignore[arg-type]
+    "prompts of bytes": (lambda e: e.generate(b"\1\2", sampled()), "sequence of integer token ids, got b"),
+    "stream without a tokenizer": (lambda e: next(e.stream([1], sampled())), "no tokenizer, so no text comes"),
     "seed too large": (lambda e: e.submit([1], SamplingParams(seed=2**63)), "seed must be None or a 64-bit integer"),
     "stop id negative": (lambda e: e.submit([1], SamplingParams(stop_token_ids=(-1,))), "ids >= 0, got -1"),
     "duplicate id": (lambda e: e.submit([1], sampled(), request_id="a"), "request id 'a' is in use; give another one"),
@@ -120,11 +140,16 @@ def test_unknown_request(call: str) -> None:
                 engine.abort("a")
 
 
-def test_numpy_ids_are_welcome() -> None:
-    import numpy as np
-
+def test_numpy_numbers_are_welcome() -> None:
     with small_engine() as engine:
+        name = engine.submit([1, 2], SamplingParams(4, np.float32(0.5)), priority=np.int64(1))  # type: ignore[arg-type]
+        engine.abort(name)
         assert (
             engine.generate(np.array([1, 2, 3]), sampled())[0].token_ids  # type: ignore[arg-type]
             == engine.generate([1, 2, 3], sampled())[0].token_ids
         )
+
+
+def test_stop_ids_may_come_from_any_iterable() -> None:
+    """A generator would be empty by the time that a request looks for its stop ids."""
+    assert SamplingParams(stop_token_ids=(token for token in (3, 5))).stop_token_ids == (3, 5)  # type: ignore[arg-type]

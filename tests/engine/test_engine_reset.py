@@ -155,6 +155,58 @@ def test_an_interrupt_in_queued_work(options: dict[str, Any], expected: list[lis
         assert answers(engine) == expected
 
 
+class _Interrupted:
+    """A tokenizer's stream that Ctrl-C hits at its third token."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def add(self, token_ids: list[int]) -> str:
+        self.left -= len(token_ids)
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_an_interrupt_while_tokens_become_text(expected: list[list[int]]) -> None:
+    """The step's other requests have lost a token by then: nobody may go on as if nothing had happened."""
+    with small_engine() as engine:
+        begin(engine, 3)
+        engine._decoders["r0"] = _Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            run_on(engine)
+        refused(engine, "KeyboardInterrupt")
+        engine.reset()
+        assert answers(engine) == expected
+
+
+def test_a_broken_engine_takes_and_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever was iterating over a stream sees what broke, not that its request cannot be aborted."""
+    with small_engine() as engine, monkeypatch.context() as patch:
+        engine.tokenizer = type("Words", (), {"stream": lambda self: _Interrupted()})()  # the text of nothing is ""
+        stream = engine.stream([1, 2, 3], sampled(2))
+        interrupt(patch, Scheduler, "_finish", after=True)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        for call in (lambda: engine.submit([1]), lambda: engine.abort("r0")):
+            with pytest.raises(RuntimeError, match=r"engine.reset\(\) drops"):
+                call()
+        engine.reset()
+        assert engine.output("r0").finish_reason == "abort"
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+def test_reset_keeps_no_more_than_asked(keep: int) -> None:
+    with small_engine(keep_finished=keep) as engine:
+        for _ in range(4):
+            begin(engine, 2)
+            engine.reset()
+            assert len(engine.requests) == keep
+
+
 def test_reset_keeps_what_has_finished() -> None:
     with small_engine() as engine:
         (done,) = engine.generate([1, 2, 3], sampled(4))

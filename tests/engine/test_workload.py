@@ -36,6 +36,8 @@ def test_resolve_draws_the_same_prompts_every_time() -> None:
         lambda: burst(0),
         lambda: steady(2, every=-1),
         lambda: burst(2, prompt_len=0),
+        lambda: burst(2, prompt_len=(8,)),  # type: ignore[arg-type]
+        lambda: burst(2, prompt_len=2.5),  # type: ignore[arg-type]
         lambda: burst(2, max_tokens=(5, 4)),
     ],
 )
@@ -65,6 +67,13 @@ def test_from_a_spreadsheets_csv(tmp_path: Path) -> None:
     assert len(from_csv(table(tmp_path, "\ufeffprompt_len\r\n3\r\n4\r\n"))) == 2
 
 
+def test_a_csv_that_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "load.csv"
+    path.write_bytes("prompt\ncafé\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"load\.csv: not UTF-8 .*; save it as CSV in UTF-8"):
+        from_csv(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -74,6 +83,7 @@ def test_from_a_spreadsheets_csv(tmp_path: Path) -> None:
         ("prompt_len,colour\n3,red\n", r"unknown columns \['colour'\]; known: \['ignore_eos'"),
         ("step,prompt_len\n0,4\n-1,4\n", "line 3: step must be >= 0, got -1"),
         ("step,prompt_len\nsoon,4\n", "line 2: step must be an integer, got 'soon'"),
+        ("prompt\n" + "x" * 200_000, "line 1: field larger than field limit"),
         ("prompt_len\n0\n", "line 2: prompt_len must be >= 1, got 0"),
         ("prompt_len\n2.5\n", "line 2: prompt_len must be an integer, got '2.5'"),
         ("prompt_len,max_tokens\n3,0\n", "line 2: max_tokens must be >= 1, got 0"),

@@ -113,6 +113,35 @@ def _judge(
     return f"margin {margin:.3g} <= 4 x {off * unit:.3g}"
 
 
+def off_by(got: torch.Tensor, want: torch.Tensor) -> np.ndarray[Any, Any]:
+    """max|d| / max|ref| of every row. got, want: [n, V]; NaN where ``got`` has one."""
+    ratios: np.ndarray[Any, Any] = ((got.float() - want).abs().amax(-1) / want.abs().amax(-1)).numpy()
+    return ratios
+
+
+def bfloat16_figures(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> str:
+    """What to print of both's ``off_by``."""
+    each = [
+        f"median {np.median(r):.2g}, 95 % {np.quantile(r, 0.95):.2g}, worst {r.max():.2g}, over 2e-2: "
+        f"{int((r > BFLOAT16_BOUND).sum())} of {len(r)}"
+        for r in (ours, theirs)
+    ]
+    return f"ours {each[0]}; transformers' own {each[1]}"
+
+
+def no_further_off(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> None:
+    """Raises ``AssertionError`` if our bfloat16 rows are further off a float32 reference than transformers' own.
+
+    Where theirs are all within 2e-2, so must ours be, but for 2 rows of a hundred. The worst row of some hundred is
+    chance: up to 2.5 times theirs.
+    """
+    figures = bfloat16_figures(ours, theirs)
+    assert np.isfinite(ours).all(), figures
+    assert np.median(ours) <= 1.2 * np.median(theirs), figures
+    assert (ours > BFLOAT16_BOUND).mean() <= (theirs > BFLOAT16_BOUND).mean() + 0.02, figures
+    assert ours.max() <= max(BFLOAT16_BOUND, 2.5 * theirs.max()), figures
+
+
 def compare_exact(a: Trace, b: Trace, *, positions: bool = True) -> None:
     """The same batches, and then every token and every logits row bit for bit, wasted rows included."""
     assert a.batches == b.batches, _first_difference("batch", a.batches, b.batches)

@@ -173,5 +173,6 @@ def _params(setting: Setting, rng: np.random.Generator, vocab_size: int) -> Samp
 
 def run_case(case: Case, device: str = "cpu", **options: Any) -> Trace:
     """Run it on a fresh engine; ``options`` go before the case's own."""
-    with Engine(source(case.setting["model"]), device=device, **case.options | case.transport | options) as engine:
+    options = {"dtype": "float32"} | case.options | case.transport | options
+    with Engine(source(case.setting["model"]), device=device, **options) as engine:
         return run_workload(engine, case.workload, aborts=case.aborts)

@@ -183,6 +183,9 @@ def test_damaged_folders(damage, words, tmp_path):
         ({"hidden_size": None, "vocab_size": None}, ("missing vocab_size, hidden_size",)),
         ({"num_key_value_heads": 3}, ("no multiple",)),
         ({"num_hidden_layers": "two"}, ("num_hidden_layers", "'two'")),
+        ({"rope_scaling": "dynamic"}, ("not of the type it should have",)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, ("rope_theta must be positive", "-1.0")),
+        ({"rms_norm_eps": float("nan")}, ("rms_norm_eps must be positive and finite, got nan",)),
     ],
 )
 def test_unsupported_configs_are_named(change, words, tmp_path):
@@ -242,6 +245,7 @@ def test_names():
     assert load_model(CONFIG, dtype="bfloat16", seed=3).weights["lm_head.weight"].dtype == torch.bfloat16
     assert PRESETS["qwen3-0.6b-shape"].dtype == "bfloat16"
     refused("tinny", "'tinny'", "tiny, tiny-draft, smollm2, qwen3-0.6b-shape")
+    refused(None, "a model is a name, a path or a ModelConfig, got None")
 
 
 def test_a_file_that_is_no_model(tmp_path):

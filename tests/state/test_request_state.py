@@ -143,6 +143,14 @@ def test_reset_frees_every_row(cpu: CpuRuntime) -> None:
     assert of_row(cpu, state, row)["all_token_ids"] == [7, 8]
 
 
+def test_reset_finds_a_row_that_an_interrupt_lost(cpu: CpuRuntime) -> None:
+    """Between the free list and the maps it is in neither."""
+    state = make_state(cpu, rows=4)
+    state.free_indices.pop()
+    state.reset()
+    check_rows(state)
+
+
 # -- contents ----------------------------------------------------------------------------------------------------------
 
 

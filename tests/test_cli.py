@@ -1,0 +1,188 @@
+"""``mrv2lab generate`` and ``mrv2lab info`` as a shell sees them: stdout, one line on stderr, the exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from mrv2lab.cli import app
+
+KEYS = ["prompt", "token_ids", "text", "finish_reason", "steps"]
+FACTS = "mrv2lab commit python platform cpus torch_threads torch triton gpu device kernels stream missing".split()
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def generate(*words: str) -> Result:
+    return call("generate", "--model", "tiny", "--device", "cpu", *words)
+
+
+def fails(result: Result, *words: str) -> None:
+    """One line on stderr with all the words, nothing on stdout, exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("mrv2lab: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+# -- generate ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_a_line() -> None:
+    prompts = ["Once upon a time", 'The owl said:\n"Who?"', "Once upon a time"]
+    words = [word for prompt in prompts for word in ("--prompt", prompt)]
+    result = generate(*words, "--json", "--max-tokens", "5", "--ignore-eos")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [list(line) for line in lines] == [KEYS] * 3
+    assert [line["prompt"] for line in lines] == prompts
+    for line in lines:
+        assert len(line["token_ids"]) == 5
+        assert all(isinstance(token, int) for token in line["token_ids"])
+        assert line["finish_reason"] == "length"
+        assert line["steps"] >= 5
+        assert isinstance(line["text"], str)
+    assert lines[0]["token_ids"] == lines[2]["token_ids"]
+
+
+def test_plain_text_is_prompt_and_continuation() -> None:
+    shared = ("--prompt", "Once upon a time", "--max-tokens", "4")
+    plain, as_json = generate(*shared), generate(*shared, "--json")
+    assert plain.stdout == "Once upon a time" + json.loads(as_json.stdout)["text"] + "\n"
+
+
+def test_a_seed_fixes_the_draws() -> None:
+    def drawn(seed: str) -> list[int]:
+        result = generate("--prompt", "One day", "--temperature", "1.5", "--seed", seed, "--json", "--max-tokens", "12")
+        tokens: list[int] = json.loads(result.stdout)["token_ids"]
+        return tokens
+
+    assert drawn("7") == drawn("7") != drawn("8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "no text": (["--prompt", ""], ["the prompt is empty"]),
+        "no text among others": (["--prompt", "One day", "--prompt", ""], ["the prompt is empty"]),
+        "not a number": (["--prompt", "x", "--temperature", "nan"], ["temperature must be finite and >= 0, got nan"]),
+        "negative": (["--prompt", "x", "--temperature", "-1"], ["temperature must be finite and >= 0, got -1.0"]),
+        "no tokens": (["--prompt", "x", "--max-tokens", "0"], ["max_tokens must be an integer >= 1, got 0"]),
+        "too many tokens": (["--prompt", "x", "--max-tokens", "99999"], ["exceeds max_model_len 1024"]),
+        "seed": (["--prompt", "x", "--seed", str(2**64)], ["64-bit integer", str(2**64)]),
+        "model": (["--prompt", "x", "--model", "huge"], ["no model 'huge'", "tiny, tiny-draft, smollm2"]),
+        "device": (["--prompt", "x", "--device", "tpu"], ["device 'tpu' is unknown; use 'auto', 'cpu', 'cuda'"]),
+        "transfer": (["--prompt", "x", "--transfer", "fast"], ["transfer", "'pinned_copy', 'uva_pool'", "got 'fast'"]),
+        "not unicode": (["--prompt", "x\udcff"], ["not valid Unicode"]),
+    }.values(),
+    ids=lambda words: "-".join(words)[:40].encode("ascii", "replace").decode(),
+)
+def test_what_is_wrong_is_one_line(words: list[str], said: list[str]) -> None:
+    fails(generate(*words), *said)
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    fails(generate("--prompt", "x", "--model", str(tmp_path)), "config.json is missing")
+
+
+def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("a tensor\n  is missing:\n\n  x")
+
+    monkeypatch.setattr("mrv2lab.engine.engine.load_model", refuse)
+    fails(generate("--prompt", "x"), "mrv2lab: a tensor is missing: x\n")
+
+
+def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fails(generate("--prompt", "x", "--device", "cuda"), "device 'cuda' was asked for", "use device='cpu' or 'auto'")
+
+
+def test_no_prompt_at_all_is_usage() -> None:
+    result = call("generate")
+    assert result.exit_code == 2
+    assert "--prompt" in result.stderr
+
+
+# -- info --------------------------------------------------------------------------------------------------------------
+
+
+def facts() -> dict[str, object]:
+    result = call("info", "--json")
+    assert result.exit_code == 0, result.output
+    made: dict[str, object] = json.loads(result.stdout)
+    return made
+
+
+def test_info_on_this_machine() -> None:
+    made = facts()
+    assert list(made) == FACTS
+    assert made["torch"] == torch.__version__
+    assert made["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_info_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = facts()
+    assert (made["gpu"], made["device"], made["kernels"]) == (None, "cpu", "spec (NumPy and torch)")
+    assert "everything runs on the CPU" in made["missing"]["gpu"]  # type: ignore[index]
+    plain = call("info")
+    assert "missing: gpu - " in plain.stdout
+    assert "None" not in plain.stdout
+
+
+def test_info_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``None`` in ``sys.modules`` is how Python marks what cannot be imported."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = facts()
+    assert made["triton"] is None
+    assert made["missing"]["triton"].startswith("pip install triton (Linux only); needed on a GPU")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_info_on_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
+    """What ``device="auto"`` takes; without Triton that is an error, so it is not said to work."""
+    if not triton:
+        monkeypatch.setitem(sys.modules, "triton", None)
+    elif "triton" in facts()["missing"]:  # type: ignore[operator]
+        pytest.skip("no Triton here")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    made = facts()
+    assert (made["gpu"], made["device"], made["stream"]) == ("NVIDIA H200", "cuda", "CUDA streams")
+    assert made["kernels"] == ("triton (compiled)" if triton else None)
+    assert "gpu" not in made["missing"]  # type: ignore[operator]
+    assert triton or "the GPU cannot be used without it" in made["missing"]["triton"]  # type: ignore[index]
+
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['triton'] = None; from mrv2lab.cli import app; app()"
+
+
+@pytest.mark.parametrize("words", [("info",), ("info", "--json"), ("generate", "--prompt", "x")])
+def test_without_torch(words: tuple[str, ...]) -> None:
+    """In a process of its own, so that nothing is loaded already."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=root)
+    if words[0] == "generate":
+        assert done.returncode == 2
+        assert done.stderr == "mrv2lab: generating text needs torch; pip install 'mrv2lab[engine]'\n"
+        return
+    assert (done.returncode, done.stderr) == (0, "")
+    if "--json" in words:
+        made = json.loads(done.stdout)
+        assert [made[name] for name in ("torch", "torch_threads", "gpu", "device")] == [None] * 4
+        assert list(made["missing"])[:2] == ["torch", "triton"]
+    else:
+        assert "missing: torch - pip install 'mrv2lab[engine]'" in done.stdout

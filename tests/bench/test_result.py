@@ -24,7 +24,7 @@ def test_summary_of_one() -> None:
 
 def test_write_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command as it can be typed again: no folder of this machine in it."""
-    asked = ["/somewhere/bin/python3", "-m", "mrv2lab.bench.step_bench", "--out", "a file.json"]
+    asked = ["/somewhere/bin/python3", "-m", "mrv2lab.bench.step_bench", "--out", "/somewhere/a file.json"]
     monkeypatch.setattr(sys, "orig_argv", asked)
     path = tmp_path / "new" / "x.json"
     write_result(path, "step_cpu", {"step": summary([1, 2])})

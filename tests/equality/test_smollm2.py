@@ -29,13 +29,15 @@ pytestmark = [
 ]
 
 
-def test_near() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_near(device: str) -> None:
     """One greedy and one sampled, the prompts in chunks of 3. A wrong row for a token would be far off: each row's
     logits span some forty units."""
     params = [SamplingParams(max_tokens=12, temperature=t, seed=5, ignore_eos=True) for t in (0.0, 0.8)]
     prompts = ("The capital of France is", "Once upon a time, in a village by the sea,")
     workload = Workload(tuple(Arrival(0, prompt, one) for prompt, one in zip(prompts, params, strict=True)))
-    with Engine("smollm2", device="cpu", num_blocks=32, max_num_reqs=2, long_prefill_token_threshold=3) as engine:
+    options = {"num_blocks": 32, "max_num_reqs": 2, "long_prefill_token_threshold": 3}
+    with Engine("smollm2", device=device, dtype="float32", **options) as engine:
         trace = run_workload(engine, workload)
         print([output.text for output in trace.outputs.values()])
     loaded = load_model("smollm2")

@@ -36,7 +36,7 @@ def generate(
     try:
         from mrv2lab.engine.engine import Engine
     except ImportError as error:
-        _fail(f"generating text needs {error.name or error}; pip install 'mrv2lab[engine]'")
+        _fail(f"generating text needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
     from mrv2lab.protocol import SamplingParams
 
     try:

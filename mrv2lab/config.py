@@ -158,6 +158,8 @@ class RunnerConfig:
     stream: StreamName = "deferred"
     lag: int | None = None
     """Deferred stream only: how many steps the device trails the host; None = until a wait needs it, 0 = at once."""
+    threads: int | None = None
+    """CPU only: OpenMP threads of queued work. None = one for a model below 50 M parameters, else as torch is set."""
 
     def __post_init__(self) -> None:
         choices = {
@@ -169,7 +171,7 @@ class RunnerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"RunnerConfig.{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        _positive(self, "pool_depth")
+        _positive(self, "pool_depth", *(["threads"] if self.threads is not None else []))
         if self.lag is not None and not _is_count(self.lag):
             raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag!r}")
 

@@ -177,7 +177,7 @@ def test_without_torch(words: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=root)
     if words[0] == "generate":
         assert done.returncode == 2
-        assert done.stderr == "mrv2lab: generating text needs torch; pip install 'mrv2lab[engine]'\n"
+        assert done.stderr == "mrv2lab: generating text needs torch; in a checkout: pip install -e '.[engine]'\n"
         return
     assert (done.returncode, done.stderr) == (0, "")
     if "--json" in words:
@@ -185,4 +185,4 @@ def test_without_torch(words: tuple[str, ...]) -> None:
         assert [made[name] for name in ("torch", "torch_threads", "gpu", "device")] == [None] * 4
         assert list(made["missing"])[:2] == ["torch", "triton"]
     else:
-        assert "missing: torch - pip install 'mrv2lab[engine]'" in done.stdout
+        assert "missing: torch - in a checkout: pip install -e '.[engine]'" in done.stdout

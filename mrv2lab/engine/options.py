@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from mrv2lab.config import CacheConfig, RunnerConfig, SchedulerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+SMALL_MODEL = 50_000_000
+"""Parameters below which queued work on a CPU gets one thread unless ``threads`` says otherwise."""
 
 
 def split_options(
@@ -27,3 +34,12 @@ def split_options(
 
 def _fields(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
+
+
+def threads_for(config: RunnerConfig, weights: Mapping[str, torch.Tensor]) -> int | None:
+    """OpenMP threads of queued work on a CPU; None = as torch is set.
+
+    A second thread gains a small model nothing, and beside other busy processes OpenMP's spinning costs a hundredfold.
+    """
+    small = sum(weight.numel() for weight in weights.values()) < SMALL_MODEL
+    return 1 if config.threads is None and small else config.threads

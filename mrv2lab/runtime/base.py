@@ -241,10 +241,17 @@ def call_site() -> str:
 
 
 @contextmanager
-def inference() -> Iterator[None]:
-    """Autograd off, for queued work. Worker threads enter it themselves, since the mode is per thread."""
-    with torch.inference_mode():
-        yield
+def inference(threads: int | None = None) -> Iterator[None]:
+    """Autograd off, and ``threads`` OpenMP threads, for queued work. Both are per thread, so workers enter it too."""
+    before = torch.get_num_threads()
+    if threads is not None and threads != before:
+        torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if threads is not None and threads != before:
+            torch.set_num_threads(before)
 
 
 def check_copy(kind: str, dst: torch.Tensor, src: torch.Tensor) -> None:

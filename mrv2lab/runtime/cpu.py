@@ -43,6 +43,7 @@ class CpuRuntime(Runtime):
         stream: str = "deferred",
         lag: int | None = None,
         backend: Backend = "spec",
+        threads: int | None = None,
         observer: Observer = NULL_OBSERVER,
         costs: CostModel | None = None,
     ) -> None:
@@ -53,6 +54,8 @@ class CpuRuntime(Runtime):
             raise ValueError(f"stream must be one of {tuple(STREAMS)}, got {stream!r}")
         self.device = torch.device("cpu")
         self.backend = backend
+        self.threads = threads
+        """OpenMP threads of queued work, None = as torch is set. Set it before the first launch."""
         self.lag = lag if stream == "deferred" else None
         self.clock = VirtualClock()
         self.costs = costs or CostModel()

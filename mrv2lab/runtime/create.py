@@ -59,4 +59,4 @@ def make_runtime(config: RunnerConfig | None = None, observer: Observer = NULL_O
     if config.kernels == "interpret" and not have_triton():
         raise TritonMissing("kernels='interpret' needs Triton: `pip install triton` (Linux), or use kernels='spec'")
     backend: Backend = "interpret" if config.kernels == "interpret" else "spec"
-    return CpuRuntime(stream=config.stream, lag=config.lag, backend=backend, observer=observer)
+    return CpuRuntime(stream=config.stream, lag=config.lag, backend=backend, threads=config.threads, observer=observer)

@@ -133,7 +133,7 @@ class SoftwareStream(Stream):
             notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
             self.poison = DeviceError(
                 f"{record.kind} {record.name!r}, launched at {record.site}, raised "
-                f"{type(error).__name__}: {error}{notes}. The stream is poisoned; "
+                f"{type(error).__name__}{f': {error}' if str(error) else ''}{notes}. The stream is poisoned; "
                 "engine.reset() (or rt.reset()) clears it"
             )
             self.poison.__cause__ = error
@@ -175,7 +175,7 @@ class DeferredStream(SoftwareStream):
             return
         frozen = self.rt.clock.freeze()
         try:
-            with inference():
+            with inference(self.rt.threads):
                 self._advance(position)
         finally:
             if frozen:
@@ -231,8 +231,9 @@ class ThreadedStream(SoftwareStream):
         self._queue.put((item, self.rt.clock.now()))
 
     def _work(self) -> None:
-        with inference():
-            while (entry := self._queue.get()) is not None:
+        entry = self._queue.get()  # by then rt.threads is settled
+        with inference(self.rt.threads):
+            while entry is not None:
                 item, enqueued_ns = entry
                 if isinstance(item, _Wait):
                     assert isinstance(item.stream, ThreadedStream)
@@ -243,6 +244,7 @@ class ThreadedStream(SoftwareStream):
                 with self._moved:
                     self.done += 1
                     self._moved.notify_all()
+                entry = self._queue.get()
 
     def _await(self, position: int) -> None:
         with self._moved:

@@ -36,6 +36,11 @@ endif
 # that are compared bit for bit do not depend on the machine's core count.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest
 MANY := -n $(WORKERS) --dist loadfile --timeout 300 --nbmake --nbmake-timeout 300 tests notebooks
+# Without it `make gpu-test` would skip everything and succeed.
+NEEDS_GPU := import importlib.util, sys; torch = importlib.util.find_spec("torch") and __import__("torch"); \
+  sys.exit(None if torch and torch.cuda.is_available() else f"make gpu-test: {sys.executable} has " + \
+  (f"PyTorch {torch.__version__}, which sees no NVIDIA GPU; nvidia-smi should show one, and a build for CUDA is needed" \
+  if torch else "no PyTorch"))
 ROOT_ARGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help lab test test-all gpu-test lint setup notebooks smollm2 clean
@@ -54,7 +59,8 @@ test-all: $(READY_TEST)  ## the slow tests too
 	$(PYTEST) $(MANY) -m "" --timeout 3600 $(ARGS)
 
 gpu-test: $(READY_TEST)  ## the tests that need an NVIDIA GPU, one process
-	$(PYTEST) -m gpu $(ARGS) tests
+	@$(RUN) -c '$(NEEDS_GPU)'
+	$(PYTEST) -m gpu -rs $(ARGS) tests
 
 lint: $(READY_DEV)  ## ruff and mypy
 	$(RUN) -m ruff check .
@@ -72,17 +78,22 @@ smollm2: $(READY_LAB)  ## SmolLM2-135M as an optional real model (93 MB, Apache-
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
+SAY = @echo "setting up $(VENV): about a minute, 2.4 GB with PyTorch and Triton (more where PyTorch brings CUDA)"
+
 SETUP = $(or $(PYTHON),$(error no Python >= 3.11 found; say which: make PYTHON=/path/to/python3.12 ...)) \
   tools/setup_env.py --venv '$(VENV)' --venv-args '$(VENV_ARGS)' --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)'
 
 $(VENV)/.ready-lab: pyproject.toml tools/setup_env.py
+	$(SAY)
 	$(SETUP) --extras engine,lab
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml tools/setup_env.py
+	$(SAY)
 	$(SETUP) --extras engine,lab,test
 	@touch $@ $(VENV)/.ready-lab
 
 $(VENV)/.ready-dev: pyproject.toml tools/setup_env.py
+	$(SAY)
 	$(SETUP) --extras dev
 	@touch $@ $(VENV)/.ready-lab $(VENV)/.ready-test

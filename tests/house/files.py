@@ -105,6 +105,24 @@ def tracked_files(root: Path) -> list[Path]:
     return [root / name for name in listing.split("\0") if name and (root / name).is_file()]
 
 
+def glossary_problems(root: Path) -> list[str]:
+    """Rows of GLOSSARY.md that do not say where: `file` `name`, ... with names that the files hold, or ``later``."""
+    rows = re.findall(r"^\| (.+?) \| .+ \| (.+?) \|$", (root / "GLOSSARY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    problems = [] if rows else ["GLOSSARY.md has no rows"]
+    for word, where in rows:
+        if where in ("where", "later"):
+            continue
+        for place in where.split(", "):
+            found = re.fullmatch(r"`([\w/.]+)` `(\w+)`", place)
+            if found is None:
+                problems.append(f"{word}: {place} is not `file` `name`")
+            elif not (root / found[1]).is_file():
+                problems.append(f"{word}: {found[1]} is no file")
+            elif not re.search(rf"\b{found[2]}\b", (root / found[1]).read_text(encoding="utf-8")):
+                problems.append(f"{word}: {found[1]} holds no {found[2]}")
+    return problems
+
+
 def machine_traces(root: Path) -> list[str]:
     """Lines of tracked text files that name a machine's folders."""
     problems = []

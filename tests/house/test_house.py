@@ -47,12 +47,16 @@ def test_no_machine_paths() -> None:
 
 
 def test_notebooks_carry_no_outputs() -> None:
-    assert notebooks.stored_outputs(ROOT / "notebooks") == []
+    problems = notebooks.stored_outputs(notebooks.in_git(ROOT / "notebooks"))
+    if problems:
+        pytest.fail("\n".join([*problems, notebooks.REMEDY]), pytrace=False)
 
 
 def test_notebooks_agree_with_their_sources() -> None:
     pytest.importorskip("jupytext")
-    assert notebooks.disagreements(ROOT / "notebooks") == []
+    problems = notebooks.disagreements(notebooks.in_git(ROOT / "notebooks"))
+    if problems:
+        pytest.fail("\n".join([*problems, notebooks.REMEDY]), pytrace=False)
 
 
 def torch_free_modules() -> list[str]:
@@ -119,11 +123,8 @@ def test_binder_builds_by_itself() -> None:
     assert not (folder / "Dockerfile").exists(), "it would silence the other files"
 
 
-def test_glossary_names_files_that_exist() -> None:
-    """Every `mrv2lab/...` path in GLOSSARY.md is there."""
-    named = set(re.findall(r"`(mrv2lab/[\w/.]+)`", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")))
-    assert named
-    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+def test_glossary_names_what_is_there() -> None:
+    assert files.glossary_problems(ROOT) == []
 
 
 def test_proprietary_packages_stay_outside_all() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.house import files, imports
-from tools import notebooks
 
 
 def plant(root: Path, tree: dict[str, str]) -> Path:
@@ -191,86 +189,24 @@ def test_machine_traces_skips_binary_files(tmp_path: Path) -> None:
     assert files.machine_traces(tmp_path) == []
 
 
-# -- notebooks ---------------------------------------------------------------------------------------------------------
-
-SOURCE = """# ---
-# jupyter:
-#   mrv2lab:
-#     marks: [slow]
-# ---
-
-# %% [markdown]
-# # A title
-
-# %% tags=["raises-exception"]
-# %matplotlib inline
-1 / 0
-"""
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Path:
-    """A folder with one good pair."""
-    pytest.importorskip("jupytext")
-    (tmp_path / "00_a.py").write_text(SOURCE)
-    assert [path.name for path in notebooks.write(tmp_path)] == ["00_a.ipynb"]
-    return tmp_path
-
-
-def edit(folder: Path, change) -> None:
-    path = folder / "00_a.ipynb"
-    notebook = json.loads(path.read_text())
-    change(notebook)
-    path.write_text(json.dumps(notebook))
-
-
-def test_a_good_pair_passes(pair: Path) -> None:
-    assert notebooks.write(pair) == [], "the .ipynb is a function of the .py"
-    assert notebooks.stored_outputs(pair) == []
-    assert notebooks.disagreements(pair) == []
-    notebook = json.loads((pair / "00_a.ipynb").read_text())
-    assert notebook["metadata"]["mrv2lab"] == {"marks": ["slow"]}
-    assert notebook["cells"][1]["metadata"] == {"tags": ["raises-exception"]}
-    assert "".join(notebook["cells"][1]["source"]) == "%matplotlib inline\n1 / 0"
-
-
-def test_the_notebook_is_valid(pair: Path) -> None:
-    nbformat = pytest.importorskip("nbformat")
-    nbformat.validate(json.loads((pair / "00_a.ipynb").read_text()))
-
-
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("where", "problem"),
     [
-        (lambda nb: nb["cells"][1].update(outputs=[{"output_type": "stream"}]), "outputs"),
-        (lambda nb: nb["cells"][1].update(execution_count=3), "execution count"),
-        (lambda nb: nb["metadata"].update(widgets={}), "widget state"),
-        (lambda nb: nb["metadata"].pop("kernelspec"), "kernelspec"),
-        (lambda nb: nb["metadata"]["kernelspec"].update(name="conda-x"), "kernelspec"),
+        ("`mrv2lab/a.py` `Row`", None),
+        ("`mrv2lab/a.py` `Row`, `mrv2lab/b/c.py` `gather`", None),
+        ("later", None),
+        ("`mrv2lab/a.py`", "is not `file` `name`"),
+        ("`mrv2lab/b` `gather`", "mrv2lab/b is no file"),
+        ("`mrv2lab/gone.py` `Row`", "mrv2lab/gone.py is no file"),
+        ("`mrv2lab/a.py` `Ro`", "mrv2lab/a.py holds no Ro"),
     ],
 )
-def test_stored_outputs_are_found(pair: Path, change, problem: str) -> None:
-    edit(pair, change)
-    (found,) = notebooks.stored_outputs(pair)
-    assert problem in found
+def test_glossary(tmp_path: Path, where: str, problem: str | None) -> None:
+    table = f"| word | meaning | where |\n|---|---|---|\n| row | a \\| b, {{`x`}} | {where} |\n"
+    tree = {"GLOSSARY.md": table, "mrv2lab/a.py": "class Row: ...", "mrv2lab/b/c.py": "def gather(): ..."}
+    found = files.glossary_problems(plant(tmp_path, tree))
+    assert (found == []) if problem is None else (len(found) == 1 and problem in found[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda nb: nb["cells"][0].update(source="# Another title"), "cells differ"),
-        (lambda nb: nb["cells"][1]["metadata"].clear(), "cells differ"),
-        (lambda nb: nb["cells"].pop(), "cells differ"),
-        (lambda nb: nb["metadata"].pop("mrv2lab"), "metadata 'mrv2lab' differs"),
-    ],
-)
-def test_disagreements_are_found(pair: Path, change, problem: str) -> None:
-    edit(pair, change)
-    (found,) = notebooks.disagreements(pair)
-    assert problem in found
-
-
-def test_halves_of_a_pair_are_found(pair: Path) -> None:
-    (pair / "01_b.py").write_text("# %%\n1\n")
-    (pair / "00_a.py").unlink()
-    assert notebooks.disagreements(pair) == ["00_a.ipynb: 00_a.py is missing", "01_b.py: 01_b.ipynb is missing"]
+def test_a_glossary_without_rows_is_found(tmp_path: Path) -> None:
+    assert files.glossary_problems(plant(tmp_path, {"GLOSSARY.md": "# Glossary"})) == ["GLOSSARY.md has no rows"]

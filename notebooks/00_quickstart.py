@@ -37,7 +37,7 @@ for output in engine.generate(prompts, SamplingParams(max_tokens=64)):
     print(f"[{output.finish_reason}, {output.steps} steps] {output.prompt}{output.text}\n")
 
 # %% [markdown]
-# Why 65 steps for 64 tokens? Each step computes one token of a request, and that token comes back one step later:
+# Why 65 steps for 64 tokens? Each step computes one token of a request, and that token comes back one step later.
 #
 # ## 2. One step at a time
 #

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,17 +95,17 @@ class SoftwareStream(Stream):
         """Modelled ends of the latest items, in order."""
         self.poison: DeviceError | None = None
 
+    @abstractmethod
     def enqueue(self, item: Record | _Wait) -> None:
         """Take one record, at the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, position: int) -> int:
         """Block until ``position`` items are done; returns the waited (modelled or real) nanoseconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop(self) -> None:
         """Forget what is queued, and the poison."""
-        raise NotImplementedError
 
     def wait_event(self, event: Event) -> None:
         """See :meth:`Stream.wait_event`."""

@@ -89,9 +89,9 @@ class _DeviceUpload(Upload):
         self.size = size
         self.device = self.rt.zeros(size, self.dtype, name=self.name)
 
+    @abstractmethod
     def pinned(self, size: int) -> torch.Tensor:
         """The pinned source of the next copy."""
-        raise NotImplementedError
 
     def send(self, values: Array) -> torch.Tensor:
         """See :meth:`Upload.send`."""

@@ -137,7 +137,8 @@ class CudaRuntime(Runtime):
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
         else:
             tensor = torch.empty(shape, dtype=dtype, pin_memory=place != "host")
-        if not name.endswith(".tmp"):  # a temporary's name would cost more than the temporary
+        # Unobserved, a temporary's name would cost more than the temporary.
+        if self.observer.enabled or not name.endswith(".tmp"):
             self.registry.add(tensor, name, Place(place))
         return tensor
 

@@ -256,3 +256,28 @@ def test_mutant_a_temporary_that_is_reused(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(CpuRuntime, "empty", reuse)
         with pytest.raises(AssertionError):
             test_contents_are_right_with_two_steps_in_flight(rt, "pinned_copy")
+
+
+def _every_copy_has_a_name(rt: Runtime, policy: str) -> None:
+    transfers = POLICIES[policy](rt)
+    transfers.upload("u", 4, torch.int32).send(np.arange(3, dtype=np.int32))
+    transfers.staging("s", 4, torch.int32).send(np.arange(3, dtype=np.int32))
+    transfers.table("t", 4, torch.int32).publish()
+    rt.synchronize()
+    made = [mark for mark in log(rt).marks if mark.kind in ("publish", "h2d")]
+    assert made
+    assert all("?" not in (mark.name, *mark.reads, *mark.writes) for mark in made), made
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_copy_has_a_name(rt: Runtime, policy: str) -> None:
+    """Temporaries too, while somebody listens."""
+    _every_copy_has_a_name(rt, policy)
+
+
+def test_a_nameless_temporary_is_noticed(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check's own mutant."""
+    name = cpu.registry.name
+    monkeypatch.setattr(cpu.registry, "name", lambda t: "?" if name(t).endswith(".tmp") else name(t))
+    with pytest.raises(AssertionError):
+        _every_copy_has_a_name(cpu, "pinned_copy")

@@ -10,7 +10,7 @@ import time
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,10 +54,10 @@ WAITS: frozenset[str] = frozenset({"synchronize", "implicit_sync", "queue_full"}
 """Marks at which the host stood still."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """One pass through a chokepoint.
 
+    A named tuple, since one is made at every launch and a frozen dataclass costs three times as much.
     ``nbytes`` counts the bytes moved (copies, publishes) or touched (kernels, runs: every tensor argument once).
     ``reads`` and ``writes`` are buffer names. ``wait_ns`` is the host's time in the call where it could block.
     ``site`` is ``file:line`` of the caller outside the runtime, or None where nobody asked for call sites.

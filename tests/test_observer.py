@@ -39,10 +39,8 @@ class Counting(Observer):
 
 def test_chokepoints_build_no_mark_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    init = Mark.__init__
-    monkeypatch.setattr(
-        Mark, "__init__", lambda self, *args, **kwargs: (built.append(1), init(self, *args, **kwargs))[1]
-    )
+    make = Mark.__new__
+    monkeypatch.setattr(Mark, "__new__", lambda *args, **kwargs: (built.append(1), make(*args, **kwargs))[1])
     for observer in (Counting(), EventLog()):
         built.clear()
         with machine("deferred", observer=observer) as rt:

@@ -40,6 +40,9 @@ class EngineCore:
         self.in_flight: deque[tuple[SchedulerOutput, AsyncModelRunnerOutput | None]] = deque()
         self.step = self._step_async if max_concurrent_steps > 1 else self._step_sync
         self.last_schedule: SchedulerOutput | None = None
+        """What the latest turn scheduled; ``last_output`` and ``last_updates`` are what it settled. For observers."""
+        self.last_output: ModelRunnerOutput | None = None
+        self.last_updates: list[RequestUpdate] = []
 
     def _step_sync(self) -> list[RequestUpdate]:
         """Schedule, run, wait, settle."""
@@ -69,7 +72,9 @@ class EngineCore:
     def _settle(self, schedule: SchedulerOutput, future: AsyncModelRunnerOutput | None) -> list[RequestUpdate]:
         output = ModelRunnerOutput(schedule.step, [], []) if future is None else future.get_output()
         with self.observer.span("update_from_output"):
-            return self.scheduler.update_from_output(schedule, output)
+            self.last_output = output
+            self.last_updates = self.scheduler.update_from_output(schedule, output)
+        return self.last_updates
 
     def has_work(self) -> bool:
         """Whether another step would do anything."""

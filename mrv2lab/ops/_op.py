@@ -82,12 +82,12 @@ def _prepare(module: ModuleType, interpret: bool) -> None:
     """Give ``module`` its ``tl`` and replace its Jit globals by Triton's functions, imported helpers first."""
     if module.__name__ in _PREPARED:
         return
-    _PREPARED.add(module.__name__)
     try:
         import triton
         import triton.language as tl
     except ImportError as error:
         raise TritonMissing("Triton is not installed; use kernels='spec' or `pip install triton` (Linux)") from error
+    _PREPARED.add(module.__name__)
     own: list[tuple[str, Jit]] = []
     for name, value in list(vars(module).items()):
         value = _JIT_OF.get(id(value), value)

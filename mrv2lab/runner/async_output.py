@@ -45,12 +45,19 @@ class AsyncOutput:
             raise RuntimeError(f"the output of step {self.step} was fetched already")
         with self._rt.observer.span("wait_output"):
             slot.copied.synchronize()
-        count = len(self.req_ids)
-        tokens = slot.sampled_np[:count].tolist()
-        lengths = slot.num_sampled_np[:count].tolist()
+        sampled = self._tokens(slot)
         self._slot = slot.owner = None
-        sampled = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         return ModelRunnerOutput(self.step, self.req_ids, sampled)
+
+    def peek(self) -> list[list[int]]:
+        """The tokens of an output that nobody has fetched, for an observer after a synchronisation; it stays there."""
+        assert self._slot is not None
+        return self._tokens(self._slot)
+
+    def _tokens(self, slot: _Slot) -> list[list[int]]:
+        count = len(self.req_ids)
+        tokens, lengths = slot.sampled_np[:count].tolist(), slot.num_sampled_np[:count].tolist()
+        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
 class OutputRing:
@@ -76,6 +83,11 @@ class OutputRing:
             rt.event(f"sampled.{i}.ready"),
             rt.event(f"sampled.{i}.copied"),
         )
+
+    def latest(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Device buffers of the slot taken last, for observers: sampled [R, K + 1] int64, num_sampled [R] int32."""
+        slot = self._slots[(self._next - 1) % len(self._slots)]
+        return slot.sampled, slot.num_sampled
 
     def take(self) -> _Slot:
         """The next slot. Raises ``RuntimeError`` if its last output was never fetched: too many steps in flight."""

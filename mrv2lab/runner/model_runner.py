@@ -13,6 +13,7 @@ import torch
 
 from mrv2lab.attention import AttentionMetadataBuilder
 from mrv2lab.config import EngineConfig
+from mrv2lab.memory.staged_write import StagedDiff
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.post_update import post_update
 from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs, ModelState, MRV2SchedulerOutput
@@ -75,6 +76,9 @@ class ModelRunner:
         rt.register("num_sampled.one", _fill_one)
         self._forwarded: InputBatch | None = None
         """The batch between ``execute_model`` and ``sample_tokens``."""
+        self.batch: InputBatch | None = None
+        """The batch of the latest step that had one, and its logits [n, V], for observers."""
+        self.logits: torch.Tensor | None = None
 
     # -- execute_model -------------------------------------------------------------------------------------------------
 
@@ -97,7 +101,7 @@ class ModelRunner:
                 return False
             with span("prepare_inputs"):
                 host = gather_host_batch(self.req_states, output)
-                batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
+                self.batch = batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
         with span("gather"):
             tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, batch.num_reqs)
             slots = self.block_tables.compute_slot_mappings(
@@ -171,7 +175,7 @@ class ModelRunner:
         slot = self.outputs.take()
         sampled, num_sampled = slot.sampled[:count], slot.num_sampled[:count]
         with span("logits"):
-            logits = self.model.compute_logits(batch.logits_indices, n)
+            self.logits = logits = self.model.compute_logits(batch.logits_indices, n)
         with span("sample"):
             self.sampler.sample(
                 sampled.view(-1),
@@ -212,6 +216,24 @@ class ModelRunner:
         self.rt.end_step()
         return output
 
+    # -- for observers -------------------------------------------------------------------------------------------------
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Every integer table of the state and of the inputs, by name, as kernels queued now would read it."""
+        parts = (self.req_states, self.block_tables, self.sampling, self.buffers)
+        return {name: table for part in parts for name, table in part.tables().items()} | {
+            "num_rejected": self.num_rejected
+        }
+
+    def host_tables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The tables whose truth is the host's, as the next ``apply_writes`` will publish them."""
+        parts = (self.req_states, self.block_tables, self.sampling)
+        return {name: table for part in parts for name, table in part.host_tables().items()}
+
+    def staged(self) -> dict[str, list[StagedDiff]]:
+        """The diffs that the next ``apply_writes`` will apply, by table."""
+        return self.req_states.staged() | self.block_tables.staged()
+
     def reset(self) -> None:
         """Forget every request and the outputs in flight; buffers stay where they are."""
         for row in list(self.req_states.index_to_req_id):
@@ -219,7 +241,7 @@ class ModelRunner:
         self.req_states.reset()
         self.block_tables.reset()
         self.outputs.reset()
-        self._forwarded = None
+        self._forwarded = self.batch = self.logits = None
 
 
 def _fill_one(num_sampled: torch.Tensor) -> None:

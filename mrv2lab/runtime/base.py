@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ import torch
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
 from mrv2lab.protocol import Backend, Launchable
 from mrv2lab.runtime.places import Registry
+from mrv2lab.runtime.stamps import Stamps
 
 Tensors = tuple[torch.Tensor, ...]
 Shape = int | tuple[int, ...]
+Names = tuple[str, ...]
 
 
 class DeviceError(RuntimeError):
@@ -94,6 +97,10 @@ class Runtime(ABC):
     def __init__(self, observer: Observer = NULL_OBSERVER) -> None:
         self.observer = observer
         self.registry = Registry()
+        self._effects: dict[tuple[Any, ...], tuple[Names, Names]] = {}
+        """(launch, addresses of its tensors) -> names of the buffers it reads and writes."""
+        self._effects_of = -1
+        """The registry's generation that these names are of."""
         self._functions: dict[str, Callable[..., Any]] = {}
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -133,6 +140,15 @@ class Runtime(ABC):
     def active(self) -> AbstractContextManager[Any]:
         """Around everything a step launches: work goes to ``main``, whatever device or stream the caller has chosen."""
         return nullcontext()
+
+    @abstractmethod
+    def now(self) -> int:
+        """The host's clock in nanoseconds: ``perf_counter_ns``, on a software stream without the time that stands in
+        for the device."""
+
+    @abstractmethod
+    def stamps(self) -> Stamps:
+        """A new set of timing points; see :mod:`mrv2lab.runtime.stamps`."""
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
@@ -215,8 +231,30 @@ class Runtime(ABC):
                 names.append(self.registry.name(tensor))
         return tuple(names)
 
-    def _mark(self, kind: str, name: str, nbytes: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+    def _op_effects(self, op: Launchable, args: tuple[Any, ...]) -> tuple[Names, Names]:
+        reads = self._names(arg for i, arg in enumerate(args) if i not in op.write_index)
+        return reads, self._names(args[i] for i in op.write_index)
+
+    def _mark(self, kind: str, name: str, nbytes: int, reads: Names, writes: Names) -> None:
         self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
+
+    def _mark_launch(
+        self, kind: str, name: str, args: tuple[Any, ...], effects: Callable[[], tuple[Names, Names]]
+    ) -> None:
+        """Mark a launch. ``effects`` names what it reads and writes, and is asked once for the same buffers: looking
+        up nine names costs more than the rest of a recorder."""
+        addresses: list[Any] = [name]
+        nbytes = _gather_addresses(args, addresses)
+        key = tuple(addresses)
+        if self._effects_of != self.registry.generation:
+            self._effects.clear()
+            self._effects_of = self.registry.generation
+        found = self._effects.get(key)
+        if found is None:
+            found = effects()
+            if 0 not in addresses:  # empty storages share an address
+                self._effects[key] = found
+        self.observer.mark(Mark(kind, name, self.current.name, nbytes, found[0], found[1], 0, self.site()))
 
     # -- call sites ----------------------------------------------------------------------------------------------------
 
@@ -232,12 +270,27 @@ _INSIDE = tuple(
 )
 
 
+_is_inside: dict[CodeType, bool] = {}
+_sites: dict[tuple[CodeType, int], str] = {}
+
+
 def call_site() -> str:
-    """``file:line`` of the nearest frame outside the runtime's own packages (about 1 us)."""
+    """``file:line`` of the nearest frame outside the runtime's own packages (below 1 us: code objects are remembered,
+    some hundreds of them, and every cell of a notebook adds a few)."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE):
+    while frame.f_back is not None:
+        code = frame.f_code
+        inside = _is_inside.get(code)
+        if inside is None:
+            inside = _is_inside[code] = f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE)
+        if not inside:
+            break
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    place = frame.f_code, frame.f_lineno
+    site = _sites.get(place)
+    if site is None:
+        site = _sites[place] = f"{place[0].co_filename}:{place[1]}"
+    return site
 
 
 @contextmanager
@@ -264,10 +317,16 @@ def check_copy(kind: str, dst: torch.Tensor, src: torch.Tensor) -> None:
 
 def tensor_bytes(args: tuple[Any, ...]) -> int:
     """Bytes of every tensor among ``args``, tuples included."""
+    return _gather_addresses(args, [])
+
+
+def _gather_addresses(args: tuple[Any, ...], addresses: list[Any]) -> int:
+    """Append the address of every tensor among ``args``, tuples included; returns their bytes."""
     total = 0
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            total += arg.numel() * arg.element_size()
-        elif isinstance(arg, tuple):
-            total += tensor_bytes(arg)
+            addresses.append(arg.data_ptr())
+            total += arg.nbytes
+        elif type(arg) is tuple:
+            total += _gather_addresses(arg, addresses)
     return total

@@ -18,6 +18,7 @@ from mrv2lab.runtime.clock import CostModel, VirtualClock
 from mrv2lab.runtime.device_tensor import DeviceTensor, own, plain
 from mrv2lab.runtime.places import Place
 from mrv2lab.runtime.software import DeferredStream, Record, SoftwareEvent, SoftwareStream, ThreadedStream
+from mrv2lab.runtime.stamps import SoftwareStamps
 from mrv2lab.runtime.tape import Tape
 
 _POISON_FLOAT = float("nan")
@@ -127,6 +128,14 @@ class CpuRuntime(Runtime):
         """See :meth:`Runtime.event`."""
         return SoftwareEvent(self, name)
 
+    def now(self) -> int:
+        """See :meth:`Runtime.now`."""
+        return self.clock.now()
+
+    def stamps(self) -> SoftwareStamps:
+        """See :meth:`Runtime.stamps`."""
+        return SoftwareStamps(self)
+
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         """See :meth:`Runtime.use`."""
@@ -147,6 +156,7 @@ class CpuRuntime(Runtime):
             self._tape.lay(record)
         else:
             self.current.enqueue(record)
+            self.current.last = record
 
     @contextmanager
     def taping(self, tape: Tape) -> Iterator[None]:
@@ -167,9 +177,7 @@ class CpuRuntime(Runtime):
         nbytes = tensor_bytes(captured)
         self.launch(Record("kernel", op.name, op.execute, (self.backend, captured), nbytes, call_site()))
         if self.observer.enabled:
-            writes = self._names(args[i] for i in op.write_index)
-            reads = self._names(arg for i, arg in enumerate(args) if i not in op.write_index)
-            self._mark("kernel", op.name, nbytes, reads, writes)
+            self._mark_launch("kernel", op.name, captured, lambda: self._op_effects(op, args))
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
@@ -177,7 +185,7 @@ class CpuRuntime(Runtime):
         nbytes = tensor_bytes(captured)
         self.launch(Record("run", name, self.function(name), captured, nbytes, call_site()))
         if self.observer.enabled:
-            self._mark("run", name, nbytes, self._names(reads), self._names(writes))
+            self._mark_launch("run", name, captured, lambda: (self._names(reads), self._names(writes)))
 
     def publish(self, slot: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
         """See :meth:`Runtime.publish`."""

@@ -22,9 +22,9 @@ from mrv2lab.runtime.base import (
     Tensors,
     call_site,
     check_copy,
-    tensor_bytes,
 )
 from mrv2lab.runtime.places import Place
+from mrv2lab.runtime.stamps import CudaStamps
 
 
 class CudaStream(Stream):
@@ -167,6 +167,12 @@ class CudaRuntime(Runtime):
         """See :meth:`Runtime.event`."""
         return CudaEvent(self, name)
 
+    now = staticmethod(time.perf_counter_ns)
+
+    def stamps(self) -> CudaStamps:
+        """See :meth:`Runtime.stamps`."""
+        return CudaStamps(self)
+
     def active(self) -> AbstractContextManager[Any]:
         """See :meth:`Runtime.active`."""
         return torch.cuda.stream(self.main.cuda)
@@ -203,15 +209,13 @@ class CudaRuntime(Runtime):
         """See :meth:`Runtime.kernel`."""
         op.launch(op.kernel.load(), *args)
         if self.observer.enabled:
-            writes = self._names(args[i] for i in op.write_index)
-            reads = self._names(arg for i, arg in enumerate(args) if i not in op.write_index)
-            self._mark("kernel", op.name, tensor_bytes(args), reads, writes)
+            self._mark_launch("kernel", op.name, args, lambda: self._op_effects(op, args))
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
         self.function(name)(*args)
         if self.observer.enabled:
-            self._mark("run", name, tensor_bytes(args), self._names(reads), self._names(writes))
+            self._mark_launch("run", name, args, lambda: (self._names(reads), self._names(writes)))
 
     def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
         if not device.is_cuda or host.is_cuda:

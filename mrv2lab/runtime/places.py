@@ -36,17 +36,23 @@ class Registry:
 
     def __init__(self) -> None:
         self._buffers: dict[int, Buffer] = {}
+        self.generation = 0
+        """Grows whenever an address may have got another name; pinned memory, which comes and goes, apart."""
 
     def add(self, tensor: torch.Tensor, name: str, place: Place) -> None:
         """Name the storage of ``tensor``."""
         storage = tensor.untyped_storage()
         key = _key(storage)
         buffer = self._buffers[key] = Buffer(name, place, storage.nbytes())
+        if place is not Place.PINNED:
+            self.generation += 1
         weakref.finalize(storage, self._forget, key, buffer).atexit = False
 
     def _forget(self, key: int, buffer: Buffer) -> None:
         if self._buffers.get(key) is buffer:  # else the address has a new owner already
             del self._buffers[key]
+            if buffer.place is not Place.PINNED:
+                self.generation += 1
 
     def find(self, tensor: torch.Tensor) -> Buffer | None:
         """The buffer that ``tensor`` is a view of, or None for memory nobody registered."""

@@ -94,6 +94,8 @@ class SoftwareStream(Stream):
         self.ends_ns: deque[int] = deque(maxlen=2 * MAX_QUEUED)
         """Modelled ends of the latest items, in order."""
         self.poison: DeviceError | None = None
+        self.last: Record | None = None
+        """The latest record that was queued."""
 
     @abstractmethod
     def enqueue(self, item: Record | _Wait) -> None:
@@ -140,6 +142,7 @@ class SoftwareStream(Stream):
             self.poison.__cause__ = error
             if isinstance(error, KeyboardInterrupt):
                 raise
+        record.args = ()  # whoever keeps the record for its times must not keep the buffers
         record.start_ns = max(self.free_at_ns, after_ns)
         is_copy = record.kind in ("h2d", "d2h")
         cost = self.rt.costs.copy_ns(record.nbytes) if is_copy else self.rt.costs.kernel_ns(record.nbytes)

@@ -59,7 +59,7 @@ class TransferPolicy(ABC):
         self.depth = depth
 
     @abstractmethod
-    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> DeviceUpload:
         """An array of at most ``size`` elements, into device memory at a fixed address."""
 
     def staging(self, name: str, size: int, dtype: torch.dtype) -> Upload:
@@ -76,7 +76,7 @@ class TransferPolicy(ABC):
         yield
 
 
-class _DeviceUpload(Upload):
+class DeviceUpload(Upload):
     """Into a device buffer at a fixed address; grows to the next power of two."""
 
     def __init__(self, rt: Runtime, name: str, size: int, dtype: torch.dtype) -> None:
@@ -105,7 +105,7 @@ class _DeviceUpload(Upload):
         return target
 
 
-class _StaticUpload(_DeviceUpload):
+class _StaticUpload(DeviceUpload):
     """From one pinned buffer that every step rewrites."""
 
     def _grow(self, size: int) -> None:
@@ -113,15 +113,15 @@ class _StaticUpload(_DeviceUpload):
         self._pinned = self.rt.empty(size, self.dtype, name=f"{self.name}.pinned", place="pinned")
 
     def pinned(self, size: int) -> torch.Tensor:
-        """See :meth:`_DeviceUpload.pinned`."""
+        """See :meth:`DeviceUpload.pinned`."""
         return self._pinned
 
 
-class _TemporaryUpload(_DeviceUpload):
+class _TemporaryUpload(DeviceUpload):
     """From a pinned temporary; the queued copy keeps it alive (CUDA: the caching host allocator does)."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """See :meth:`_DeviceUpload.pinned`."""
+        """See :meth:`DeviceUpload.pinned`."""
         return self.rt.empty(size, self.dtype, name=f"{self.name}.tmp", place="pinned")
 
 
@@ -175,7 +175,7 @@ class Unsafe(TransferPolicy):
 
     name = "unsafe"
 
-    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> DeviceUpload:
         """See :meth:`TransferPolicy.upload`."""
         return _StaticUpload(self.rt, name, size, dtype)
 
@@ -209,7 +209,7 @@ class PinnedCopy(TransferPolicy):
 
     name = "pinned_copy"
 
-    def upload(self, name: str, size: int, dtype: torch.dtype) -> Upload:
+    def upload(self, name: str, size: int, dtype: torch.dtype) -> DeviceUpload:
         """See :meth:`TransferPolicy.upload`."""
         return _TemporaryUpload(self.rt, name, size, dtype)
 

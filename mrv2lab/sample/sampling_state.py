@@ -39,6 +39,14 @@ class SamplingState:
             self.temperature.publish()
             self.seeds.publish()
 
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Every table that kernels read, by name."""
+        return {"temperature": self.temperature.gpu, "seeds": self.seeds.gpu}
+
+    def host_tables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The host's truth of the published tables, by name."""
+        return {"temperature": self.temperature.np, "seeds": self.seeds.np}
+
     def all_greedy(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
         """Whether no request of the batch draws noise."""
         return not self.temperature.np[rows].any()

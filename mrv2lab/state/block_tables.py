@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from mrv2lab.memory.staged_write import FusedStagedWriter, StagedDiff, StagedWriteTensor
@@ -35,10 +38,10 @@ class BlockTables:
         groups = range(len(block_sizes))
         widths = [-(-max_model_len // size) for size in block_sizes]
         # G x [R, B_g] int32, by row
-        self.tables = tuple(
+        self.row_tables = tuple(
             StagedWriteTensor(rt, transfers, f"block_table.{g}", (max_num_reqs, widths[g]), torch.int32) for g in groups
         )
-        self._gpu_tables = tuple(table.gpu for table in self.tables)
+        self._gpu_tables = tuple(table.gpu for table in self.row_tables)
         # [G, R] int32: how many blocks each row has
         self.num_blocks = UvaBackedTensor(transfers, "num_blocks", (len(block_sizes), max_num_reqs), torch.int32)
         # G x [R, B_g] int32, by batch index: what attention reads
@@ -47,7 +50,7 @@ class BlockTables:
         )
         # [G, T] int64: where each token's KV goes, -1 = nowhere
         self.slot_mappings = rt.zeros((len(block_sizes), max_num_batched_tokens), torch.int64, name="slot_mappings")
-        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.tables, max_num_reqs)
+        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.row_tables, max_num_reqs)
         self._input_pointers = rt.adopt(
             torch.tensor([table.data_ptr() for table in self.input_tables], dtype=torch.uint64), "input_table.pointers"
         )
@@ -61,14 +64,14 @@ class BlockTables:
         Raises, before anything is staged, ``RuntimeError`` when the row's capacity (max_model_len) is exceeded and
         ``ValueError`` when there is not one list a group.
         """
-        starts = [0] * len(self.tables) if overwrite else self.num_blocks.np[:, row].tolist()
-        for g, (table, start, ids) in enumerate(zip(self.tables, starts, block_ids, strict=True)):
+        starts = [0] * len(self.row_tables) if overwrite else self.num_blocks.np[:, row].tolist()
+        for g, (table, start, ids) in enumerate(zip(self.row_tables, starts, block_ids, strict=True)):
             if start + len(ids) > table.row_len:
                 raise RuntimeError(
                     f"row {row} would hold {start + len(ids)} blocks in group {g}, "
                     f"but max_model_len allows {table.row_len}"
                 )
-        for g, (table, start, ids) in enumerate(zip(self.tables, starts, block_ids, strict=True)):
+        for g, (table, start, ids) in enumerate(zip(self.row_tables, starts, block_ids, strict=True)):
             if overwrite:
                 table.unstage(row)
             table.stage_write(row, start, ids)
@@ -119,11 +122,21 @@ class BlockTables:
 
     def reset(self) -> None:
         """Forget what is staged; rows get their blocks anew when they get an owner."""
-        for table in self.tables:
+        for table in self.row_tables:
             table.drop_pending()
         self._changed = False
         self._num_dirty_rows = self.input_tables[0].shape[0]
 
     def staged(self) -> dict[str, list[StagedDiff]]:
         """The diffs that the next ``apply_staged_writes`` will apply, by table."""
-        return {table.name: list(table.pending) for table in self.tables if table.pending}
+        return {table.name: list(table.pending) for table in self.row_tables if table.pending}
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Every table that kernels read, by name."""
+        inputs = {f"input_block_table.{g}": table for g, table in enumerate(self.input_tables)}
+        rows = {table.name: table.gpu for table in self.row_tables}
+        return rows | inputs | {"num_blocks": self.num_blocks.gpu, "slot_mappings": self.slot_mappings}
+
+    def host_tables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The host's truth of the published tables, by name."""
+        return {"num_blocks": self.num_blocks.np}

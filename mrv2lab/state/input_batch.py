@@ -54,6 +54,17 @@ class InputBuffers:
         # [R + 1] int32: cu_num_logits where nobody has drafts
         self.arange = rt.adopt(torch.arange(max_num_reqs + 1, dtype=torch.int32), "arange")
 
+    def tables(self) -> dict[str, torch.Tensor]:
+        """What the input kernels read and write, by name, drafts' part apart."""
+        return {
+            "idx_mapping": self.idx_mapping.device,
+            "query_start_loc": self.query_start_loc.device,
+            "input_ids": self.input_ids,
+            "positions": self.positions,
+            "seq_lens": self.seq_lens,
+            "logits_indices": self.logits_indices,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:

@@ -129,3 +129,16 @@ class RequestState:
     def staged(self) -> dict[str, list[StagedDiff]]:
         """The diffs that the next ``apply_staged_writes`` will apply, by table."""
         return {table.name: list(table.pending) for table in self._tables if table.pending}
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Every table that kernels read, by name."""
+        return {table.name: table.gpu for table in self._tables} | {
+            "prompt_len": self.prompt_len.gpu,
+            "prefill_len": self.prefill_len.gpu,
+            "last_sampled_tokens": self.last_sampled_tokens,
+            "next_prefill_tokens": self.next_prefill_tokens,
+        }
+
+    def host_tables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The host's truth of the published tables, by name."""
+        return {"prompt_len": self.prompt_len.np, "prefill_len": self.prefill_len.np}

@@ -1,11 +1,14 @@
 """The kernels compile for an H200 on a machine without a GPU, and what changes every step does not recompile them."""
 
 import importlib.util
+import sys
 
 import pytest
 
+from mrv2lab.ops import _op
 from mrv2lab.ops._op import Jit, jit
 from mrv2lab.ops.apply_write import apply_write
+from mrv2lab.ops.checksum import checksum
 from mrv2lab.ops.combine_tokens import combine_tokens
 from mrv2lab.ops.expand_idx_mapping import expand_idx_mapping
 from mrv2lab.ops.fused_apply_write import fused_apply_write
@@ -98,3 +101,12 @@ def test_interpreting_leaves_triton_as_it_was() -> None:
     test_expand_idx_mapping.check(implementation(expand_idx_mapping, "interpret"))
     for place, names in zip(places, before, strict=True):
         assert [name for name, value in names.items() if vars(place)[name] is not value] == []
+
+
+def test_without_triton_every_load_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_op, "_PREPARED", set())
+    monkeypatch.setitem(sys.modules, "triton", None)
+    kernel = _op.Jit(checksum.kernel.fn)
+    for _ in range(2):
+        with pytest.raises(_op.TritonMissing, match="pip install triton"):
+            kernel.load()

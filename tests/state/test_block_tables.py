@@ -34,7 +34,7 @@ def indices(rt: Runtime, values: list[int], dtype: torch.dtype = torch.int32) ->
 
 
 def row_of(rt: Runtime, tables: BlockTables, row: int, g: int = 0) -> list[int]:
-    values: list[int] = rt.read(tables.tables[g].gpu)[row, : tables.num_blocks.np[g, row]].tolist()
+    values: list[int] = rt.read(tables.row_tables[g].gpu)[row, : tables.num_blocks.np[g, row]].tolist()
     return values
 
 
@@ -175,7 +175,7 @@ def test_addresses_never_change(rt: Runtime) -> None:
     tables = make_tables(rt)
 
     def addresses() -> list[int]:
-        return [t.data_ptr() for t in (*tables.input_tables, tables.slot_mappings, tables.tables[0].gpu)]
+        return [t.data_ptr() for t in (*tables.input_tables, tables.slot_mappings, tables.row_tables[0].gpu)]
 
     before = addresses()
     for row in range(8):

@@ -1,8 +1,9 @@
-"""``mrv2lab generate`` and ``mrv2lab info``."""
+"""``mrv2lab generate``, ``mrv2lab record``, ``mrv2lab inspect`` and ``mrv2lab info``."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import orjson
@@ -57,6 +58,91 @@ def generate(
             typer.echo(orjson.dumps(line).decode())
         else:
             typer.echo(f"{output.prompt}{output.text}")
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="File to write; FILE.meta.json beside it says where it came from.")],
+    model: Annotated[str, typer.Option(help="'tiny', 'smollm2', a preset, a Hugging Face folder or a .gguf file.")] = (
+        "tiny"
+    ),
+    device: Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")] = "auto",
+    workload: Annotated[Path | None, typer.Option(help="Requests as CSV; else a burst of random prompts.")] = None,
+    requests: Annotated[int, typer.Option(help="Of the burst.")] = 8,
+    prompt_len: Annotated[int, typer.Option(help="Of the burst.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Of the burst.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of the burst; 0 = greedy.")] = 0.0,
+    steps: Annotated[int | None, typer.Option(help="Turns of the engine; else until every request has ended.")] = None,
+    top_k: Annotated[int, typer.Option(help="Logits kept a row; 0 = none.")] = 0,
+    num_blocks: Annotated[int | None, typer.Option(help="Blocks of the KV pool; few of them preempt.")] = None,
+    max_num_reqs: Annotated[int | None, typer.Option(help="Rows.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens a request may have.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens a step may have.")] = None,
+    transfer: Annotated[str, typer.Option(help="'unsafe', 'barrier', 'pinned_copy' or 'uva_pool'.")] = "uva_pool",
+) -> None:
+    """Run a workload and record it, step by step, to a file that opens on any laptop."""
+    try:
+        from mrv2lab.engine.engine import Engine
+        from mrv2lab.engine.workload import burst, from_csv
+        from mrv2lab.recorder.run import record_run, write_sidecar
+    except ImportError as error:
+        _fail(f"recording needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
+    sizes = {
+        "num_blocks": num_blocks,
+        "max_num_reqs": max_num_reqs,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    try:
+        work = (
+            from_csv(workload)
+            if workload is not None
+            else burst(requests, prompt_len=prompt_len, max_tokens=max_tokens, temperature=temperature)
+        )
+        given = {name: size for name, size in sizes.items() if size is not None}
+        with Engine(model, device=device, transfer=transfer, **given) as engine:  # type: ignore[arg-type]
+            recording = record_run(engine, work, out, steps=steps, top_k=top_k)
+        write_sidecar(out, recording)
+    except (ValueError, RuntimeError, OSError, TypeError) as error:
+        _fail(error)
+    typer.echo(f"{out}: {recording!r}, {out.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A recording.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What a recording holds, and whether the state rebuilt from it fits the device's checksums. Needs no PyTorch."""
+    from mrv2lab.recording.recording import Recording
+
+    try:
+        recording = Recording.load(file)
+        differences = recording.verify()
+    except (ValueError, OSError) as error:
+        _fail(error)
+    header = recording.header
+    facts = {
+        "file": file.name,
+        "steps": len(recording),
+        "requests": len({request.req_id for step in recording.steps for request in step.new}),
+        "preemptions": sum(len(step.preempted) for step in recording.steps),
+        "runner": header.runner,
+        "device": header.device,
+        "mode": header.mode,
+        "modelled_times": header.modelled,
+        "complete": recording.complete,
+        "problems": recording.problems,
+        "checked_steps": sum(bool(step.checksums) for step in recording.steps),
+        "differences": differences,
+    }
+    if as_json:
+        typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode())
+        return
+    table = Table(title=str(file.name), show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, "; ".join(value) or "none" if isinstance(value, list) else str(value))
+    Console().print(table)
 
 
 @app.command()

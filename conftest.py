@@ -40,6 +40,19 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="DIR", help="folder for the browser tests' pictures")
+
+
+@pytest.fixture(scope="session")
+def screenshots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where browser tests leave their pictures: ``--screenshots DIR``, else a folder under ``--basetemp``."""
+    given = request.config.getoption("--screenshots")
+    folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def chromium_path() -> str:
     """Path of Chromium for Playwright's ``executable_path``; the test is skipped without one."""

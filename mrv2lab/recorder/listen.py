@@ -86,6 +86,11 @@ class _Span(AbstractContextManager[None]):
     def __init__(self, listener: Listener, name: str) -> None:
         self.listener = listener
         self.name = name
+        self.depth = self.start = 0
+        self.outer: tuple[str, RawStep | None] = ("", None)
+        """Phase and step around it."""
+        self.step: RawStep | None = None
+        """Whose span it is."""
 
     def __enter__(self) -> None:
         self.listener.enter(self)

@@ -55,18 +55,15 @@ class Probes:
 
     def before_output(self, number: int) -> None:
         """Step ``number`` is queued up to its sampling."""
-        if self._is_due(number):
+        if self.checks is not None and (number + 1) % self._every == 0:
             with self._own():
                 self.checks.launch_early()
 
     def after_step(self, number: int) -> None:
         """All of step ``number`` is queued."""
-        if self._is_due(number):
+        if self.checks is not None and (number + 1) % self._every == 0:
             with self._own():
                 self.checks.launch(number)
-
-    def _is_due(self, number: int) -> bool:
-        return self.checks is not None and (number + 1) % self._every == 0
 
     def drop(self, number: int) -> None:
         """Forget what is pending of steps from ``number`` on: they broke off."""

@@ -134,5 +134,5 @@ class Store:
         ends, starts = self._stamps.ends_ns(), self._stamps.starts_ns()
         free_at: dict[str, int] = {}
         each = [times.resolve(ends, starts, free_at) for times in self._times]
-        columns = (np.concatenate(parts) for parts in zip(*each, strict=True))
-        return DeviceTimes(*columns, **dataclasses.asdict(clock))
+        spans, starts_of_marks, ends_of_marks = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        return DeviceTimes(spans, starts_of_marks, ends_of_marks, **dataclasses.asdict(clock))

@@ -211,7 +211,8 @@ class CudaStamps(Stamps):
 
     def _since_base(self, event: torch.cuda.Event) -> float:
         assert self._base is not None
-        return self._base_ns + self._base.elapsed_time(event) * 1e6
+        milliseconds: float = self._base.elapsed_time(event)
+        return self._base_ns + milliseconds * 1e6
 
     def finish(self) -> ClockFit:
         """See :meth:`Stamps.finish`."""

@@ -141,7 +141,7 @@ def test_the_wheel_holds_the_data(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(built).namelist())
     data = [
         path.relative_to(ROOT).as_posix()
-        for pattern in ("model/checkpoints/**/*", "widgets/*.js", "widgets/*.css", "py.typed")
+        for pattern in ("model/checkpoints/**/*", "widgets/**/*.js", "widgets/**/*.css", "py.typed")
         for path in (ROOT / "mrv2lab").glob(pattern)
         if path.is_file()
     ]

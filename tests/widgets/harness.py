@@ -13,7 +13,7 @@ from typing import Any
 from mrv2lab.recording.source import StepSource
 from mrv2lab.widgets.step_explorer.assets import module_text, style_text
 from mrv2lab.widgets.step_explorer.message import encode
-from mrv2lab.widgets.step_explorer.widget import _shown
+from mrv2lab.widgets.step_explorer.widget import look_at
 
 # Scripts and styles of this page only: whatever else tried to load is refused. Playwright's waits need eval.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data:"
@@ -56,7 +56,7 @@ def messages(sources: Iterable[StepSource], indices: Iterable[int]) -> list[dict
     """The ``views`` message of each index, buffers as base64."""
     made = []
     for index in indices:
-        content, buffers = encode(index, [_shown(source, index) for source in sources])
+        content, buffers = encode(index, [look_at(source, index) for source in sources])
         made.append({"content": content, "buffers": [base64.b64encode(b).decode() for b in buffers]})
     return made
 

@@ -22,9 +22,12 @@ PUBLIC: dict[str, str] = {
     "Engine": "engine.engine",
     "EngineConfig": "config",
     "EventLog": "observer",
+    "KernelLens": "widgets.kernel_lens",
     "ModelConfig": "config",
     "Observer": "observer",
     "PHASES": "observer",
+    "Recorder": "recorder.recorder",
+    "Recording": "recording.recording",
     "RequestOutput": "engine.outputs",
     "RunReport": "engine.outputs",
     "RunnerConfig": "config",
@@ -33,12 +36,14 @@ PUBLIC: dict[str, str] = {
     "SchedulerConfig": "config",
     "SchedulerOutput": "protocol",
     "StagedWriteTensor": "memory",
+    "StepExplorer": "recorder.explorer",
     "UvaBackedTensor": "memory",
     "UvaBufferPool": "runtime",
     "Workload": "engine.workload",
     "burst": "engine.workload",
     "from_csv": "engine.workload",
     "make_runtime": "runtime",
+    "open_lens": "recorder.lens",
     "steady": "engine.workload",
 }
 
@@ -50,7 +55,12 @@ if TYPE_CHECKING:
     from mrv2lab.memory import StagedWriteTensor, UvaBackedTensor
     from mrv2lab.observer import PHASES, EventLog, Observer
     from mrv2lab.protocol import SamplingParams, SchedulerOutput
+    from mrv2lab.recorder.explorer import StepExplorer
+    from mrv2lab.recorder.lens import open_lens
+    from mrv2lab.recorder.recorder import Recorder
+    from mrv2lab.recording.recording import Recording
     from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime
+    from mrv2lab.widgets.kernel_lens import KernelLens
 
 __all__ = [
     "PHASES",
@@ -58,8 +68,11 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EventLog",
+    "KernelLens",
     "ModelConfig",
     "Observer",
+    "Recorder",
+    "Recording",
     "RequestOutput",
     "RunReport",
     "RunnerConfig",
@@ -68,12 +81,14 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerOutput",
     "StagedWriteTensor",
+    "StepExplorer",
     "UvaBackedTensor",
     "UvaBufferPool",
     "Workload",
     "burst",
     "from_csv",
     "make_runtime",
+    "open_lens",
     "steady",
 ]
 
@@ -88,3 +103,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext mrv2lab``: the cell magic ``%%record``."""
+    import_module(f"{__name__}.magics").register(ipython)

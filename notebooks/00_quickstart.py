@@ -7,176 +7,156 @@
 # ---
 
 # %% [markdown]
-# # Quickstart: step a real batch
+# # Quickstart: step a real batch, look, rewind
 #
-# **You will** run a language model's inference engine, step by step, and see what a step keeps, moves and produces.
-# **You need** nothing: no GPU, no download. On a machine without a GPU the device is a *software stream* that runs
-# queued work late, as a GPU does. About 10 minutes. Every word that is new to you is in [GLOSSARY.md](../GLOSSARY.md).
+# **You will** run a language model's inference engine one step at a time, see what a step keeps, moves and produces,
+# go back to any step, and watch a race corrupt a batch.
+# **You need** nothing: no GPU, no download, about 10 minutes. Run the cells in order with Shift+Enter.
+# Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
 #
-# To run a section again, start from the first cell, which makes a new engine, or give other request ids.
+# ## 1. A step, seen
 
 # %%
-import pandas as pd
+from mrv2lab import Engine, Recorder, SamplingParams, StepExplorer, burst, steady
 
-from mrv2lab import Engine, EventLog, Observer, SamplingParams, burst, steady
+engine = Engine(model="tiny", num_blocks=24, max_num_reqs=8, max_num_batched_tokens=64)
 
-engine = Engine(model="tiny", num_blocks=64, max_num_reqs=8, max_num_batched_tokens=64)
-print(f"{engine.config.model.name} on {engine.rt.device}, kernels: {engine.rt.backend}")
+engine.submit("Once upon a time, there was a clever hen", SamplingParams(max_tokens=24), request_id="hen")
+engine.submit("The old clock", SamplingParams(max_tokens=24, temperature=0.7, seed=7), request_id="clock")
+engine.submit("Tom had a small boat. One day", SamplingParams(max_tokens=24), request_id="boat")
+
+explorer = StepExplorer(engine)
+explorer.advance()
+explorer
 
 # %% [markdown]
-# `kernels: spec` means that each GPU kernel's definition in NumPy or PyTorch runs in the kernel's place; on a GPU it is
-# `triton`, the kernels themselves.
+# That is one step of a real runner, in the style of vLLM's Model Runner V2. Click into it and press **N** for the next
+# step, **Left** and **Right** to go back and forth, **?** for all keys. What to look at:
 #
-# ## 1. Text comes out
+# | panel | what it shows |
+# |---|---|
+# | *In words* | what the scheduler decided: who computes how many tokens, and why |
+# | *Request rows* | each request owns a **row** of the state tables while it lives; nothing ever moves. What the step changed is marked **C** (written by the CPU, as a staged diff) or **G** (written by a GPU kernel) |
+# | *Staged diffs* | what the CPU wants changed, before one kernel applies it |
+# | *Gather* | the batch of this step: lines from rows to batch positions, and the tokens that are computed |
+# | *KV pages* | which blocks of the KV cache belong to whom, and where this step's keys and values go |
+# | *Logits* | the most likely next tokens, and the one that was drawn |
+# | *Timeline* | the step's phases; click one, and the other panels show the state at that moment |
 #
-# `tiny` is a small Llama that was trained by this project on short stories; it ships in the package.
+# In the first step every prompt is computed whole; from the second on each request computes one token. There is no
+# prefill phase and no decode phase, only a count of computed tokens that chases a count of known ones.
 
 # %%
-prompts = ["Once upon a time", "The old clock"]
-for output in engine.generate(prompts, SamplingParams(max_tokens=64)):
-    print(f"[{output.finish_reason}, {output.steps} steps] {output.prompt}{output.text}\n")
+for _ in range(6):
+    explorer.advance()
+print({name: output.text for name, output in engine.requests.items()})
 
 # %% [markdown]
-# Why 65 steps for 64 tokens? Each step computes one token of a request, and that token comes back one step later.
+# The picture above went along; so it does when you call `engine.step()` yourself. On a machine without a GPU the device
+# is a *software stream*: it runs queued work late, as a GPU does, so the races and waits below are real. Its times are
+# modelled, and marked so.
 #
-# ## 2. One step at a time
+# ## 2. Inside a step
 #
-# `submit` only queues a request. Each `step()` lets the scheduler decide who computes how many tokens, gathers those
-# requests into a batch, runs the model once and samples. Scheduling is *asynchronous*: step N + 1 is queued before step
-# N is waited for, so the first call returns nothing.
+# So far you saw recordings: the engine ran at full speed, nothing waited to be looked at. The other way to look is to
+# stop between two phases. **P** in the explorer does that, or in Python:
 
 # %%
-prompts = {
-    "hen": "Once upon a time, there was a clever hen",
-    "clock": "The old clock",
-    "boat": "Tom had a small boat. One day",
-}
-for name, prompt in prompts.items():
-    engine.submit(prompt, SamplingParams(max_tokens=24, temperature=0.7, seed=7), request_id=name)
+from mrv2lab.recorder.paused import paused_step
 
-for _ in range(4):
-    back = {output.request_id: output.new_text for output in engine.step()}
-    print(f"scheduled {engine.core.last_schedule.num_scheduled_tokens}   came back: {back}")
+runner = engine.worker.runner
+for phase in paused_step(engine):
+    staged = {table: len(diffs) for table, diffs in runner.staged().items()}
+    computed = engine.rt.read(runner.req_states.num_computed_tokens.gpu)  # reading waits for the device
+    print(f"{phase:20s} staged: {staged or '-'}   num_computed: {computed[-3:].tolist()}")
 
 # %% [markdown]
-# The first schedule has whole prompts in it, the later ones a single token each: there is no prefill phase and no
-# decode phase, only a count of computed tokens that chases a count of known ones.
+# `num_computed` moves in *postprocess*, by a kernel, without the CPU being asked: that is how the next step can be
+# prepared while this one still runs. (`wait_output` and `update_from_output` belong to the step *before*: with
+# asynchronous scheduling, step N + 1 is queued before step N's tokens are fetched.)
 #
-# ## 3. Persistent rows
+# ## 3. Record and rewind
 #
-# Each request owns a **row** of the state tables for as long as it lives. A step's batch is *gathered* from the rows,
-# in whatever order it likes; nothing ever moves. `rows()` reads the device, so it makes the host wait for it: use it
-# between steps. A finished request is still in it until the next step gives its row back.
-
+# A recording keeps the scheduler's decisions, the staged diffs and the tokens. Everything else follows from these, so
+# any step of the past can be rebuilt exactly, on any machine. Here the KV cache is too small for six requests: when it
+# runs dry, the request admitted last is *preempted*: it loses its blocks and is computed again later.
 
 # %%
-def with_text_ends(rows: pd.DataFrame):
-    """The same table with the last 50 characters of each text, left-aligned."""
-    ends = rows.assign(text=rows["text"].str[-50:])
-    return ends.style.set_properties(subset=["text"], **{"text-align": "left", "white-space": "pre"})
+with Engine("tiny", device="cpu", num_blocks=10) as tight, Recorder(tight, top_k=5) as recorder:
+    tight.run(burst(6, prompt_len=(8, 20), max_tokens=32, seed=2), progress=False)
 
+recording = recorder.recording
+preempted = next(i for i, step in enumerate(recording) if step.preempted)
+print(recording, "| the device's checksums differ:", recording.verify() or "nowhere")
 
-with_text_ends(engine.rows())
+rewind = StepExplorer(recording, index=preempted)
+rewind
 
 # %% [markdown]
-# `prefill_len` counts the tokens that were handed over with the request: its prompt (and more after a preemption,
-# section 6). `num_computed` is one behind `total_len` for every request that decodes: the last sampled token's keys and
-# values are computed by the next step.
+# *In words* says who was preempted and why; the pages it held are free. Go on with **Right** until it comes back: as a
+# new request, whose prompt is everything it had written.
 #
-# The free rows are a stack: last in, first out. Section 1 took rows 7 and 6 and gave them back in that order, so `hen`
-# got 6, `clock` 7, and `boat` the next one, 5. Now `clock` ends and `bird` comes:
+# A recording is one file: `recording.save("run.mrv2rec")`, `Recording.load(...)`. A cell can be recorded too:
 
 # %%
-engine.abort("clock")
-engine.step()
-engine.submit("A bird sat", SamplingParams(max_tokens=24), request_id="bird")
-for _ in range(3):
-    engine.step()
-with_text_ends(engine.rows())
+# %load_ext mrv2lab
+fresh = Engine("tiny", device="cpu", num_blocks=64)
+
+# %%
+# %%record story -e fresh
+for output in fresh.generate(["Once upon a time", "The old clock"], SamplingParams(max_tokens=32)):
+    print(output.prompt + output.text)
 
 # %% [markdown]
-# `bird` took the row that `clock` left. The row was not cleared; every table in it was overwritten.
+# ## 4. A kernel, program by program
 #
-# ## 4. What a step asks of the machine
-#
-# Everything the device is told passes a few chokepoints, and an observer may listen there. Here is one decode step:
-# the kernels, the functions that PyTorch computes (`run`), the copies to the device (`h2d`) and back (`d2h`), and the
-# only thing the host waits for. (`rows()` made the device finish everything, so one step goes first: now there is work
-# in flight, as there always is in a running engine.)
+# Every operation is written twice: as a *spec* (NumPy, the definition) and as a Triton *kernel*. Here is one of that
+# preempting step, on its own inputs: what each program of the kernel loads and stores.
 
 # %%
-engine.step()
-log = EventLog()
-engine.observer = log
-engine.step()
-engine.observer = Observer()  # the null observer: nobody listens any more
+from mrv2lab import open_lens
 
-columns = ["kind", "name", "stream", "nbytes"]
-marks = pd.DataFrame([[getattr(mark, column) for column in columns] for mark in log.marks], columns=columns)
-print(marks.kind.value_counts().to_string(), "\n")
-print("the host waited for:", [(mark.kind, mark.name) for mark in log.waits()])
-marks[~marks.name.str.startswith("layer.")]
-
-# %%
-phases = pd.DataFrame([(span.name, span.duration_ns / 1e3) for span in log.spans], columns=["phase", "host us"])
-phases.groupby("phase", sort=False).sum().round(1)
+open_lens(recording, preempted, "post_update")
 
 # %% [markdown]
-# On a machine without a GPU the longest phase is `wait_output`: the host waits for the step before, and only then does
-# that step's queued work really run. `forward` merely queues this one's. So these are the host's times and say nothing
-# about a GPU.
-#
 # ## 5. The race that all this is about
 #
 # The host prepares step N + 1 while the device runs step N. If both use the same page-locked buffer, the host
-# overwrites what the device has yet to read: no error, plausible shapes, wrong tokens. Four ways to hand data over,
-# the same workload (its prompts are random tokens, so the texts begin in mid-air). `lag` is how many steps the device
-# trails the host.
+# overwrites what the device has yet to read: no error, plausible shapes, wrong tokens. Four ways to hand data over:
 
 
 # %%
-def tokens(transfer: str, **options: int) -> list[list[int]]:
-    with Engine("tiny", device="cpu", transfer=transfer, num_blocks=128, **options) as one:
+def record(transfer: str, **options: int):
+    with Engine("tiny", device="cpu", transfer=transfer, num_blocks=128, **options) as one, Recorder(one) as recorder:
         report = one.run(steady(8, every=1, prompt_len=(4, 12), max_tokens=16, seed=1), progress=False)
-        return [output.token_ids for output in report.outputs.values()]
+    return [output.token_ids for output in report.outputs.values()], recorder.recording
 
 
-truth = tokens("pinned_copy", lag=0)  # lag 0: the device keeps up with the host, so nothing can be overwritten
-got = {transfer: tokens(transfer) for transfer in ("unsafe", "barrier", "pinned_copy", "uva_pool")}
-got["uva_pool, one slot"] = tokens("uva_pool", pool_depth=1)
-for transfer, result in got.items():
-    print(f"{transfer:20s}", "right" if result == truth else "WRONG")
-
-right, wrong = next(pair for pair in zip(truth, got["unsafe"], strict=True) if pair[0] != pair[1])
-print("\nright: ", repr(engine.tokenizer.decode(right)))
-print("unsafe:", repr(engine.tokenizer.decode(wrong)))
+truth, right = record("pinned_copy", lag=0)  # lag 0: the device keeps up with the host, so nothing is overwritten
+for transfer in ("unsafe", "barrier", "pinned_copy", "uva_pool"):
+    tokens, last = record(transfer)
+    waits = sum(mark.kind == "synchronize" for step in last for mark in step.marks)
+    print(f"{transfer:12s} {'right' if tokens == truth else 'WRONG'}   {waits} waits in {len(last)} steps")
+    if transfer == "unsafe":
+        wrong = last
 
 # %% [markdown]
-# `unsafe` has one buffer and nobody waits. `barrier` (vLLM's V1) makes the host wait for the previous copies.
-# `pinned_copy` (the Model Runner V2 design document) copies into a fresh page-locked temporary each time. `uva_pool`
-# (vLLM today) writes into the next of two slots, which is safe as long as no more than two steps are in flight.
-#
-# ## 6. A tight pool: preemption
-#
-# The KV cache is a pool of blocks. When it runs dry, the request admitted last loses its blocks (it is *preempted*),
-# and is computed again later from prompt and outputs. The text does not change. (A *wasted row* would be one computed
-# for a request that had ended a step before, which the host could not know yet; with a fixed length it can.)
+# `unsafe` has one buffer and nobody waits. `barrier` (vLLM's V1) waits until the previous copies are done, once a step.
+# `pinned_copy` (the Model Runner V2 design) copies into a fresh page-locked buffer each time; `uva_pool` (vLLM today)
+# writes into the next of two slots. The corrupted run beside the right one, from the first step whose tokens differ:
 
 # %%
-work = burst(6, prompt_len=(8, 20), max_tokens=32, seed=2)
-with Engine("tiny", device="cpu", num_blocks=128) as roomy, Engine("tiny", device="cpu", num_blocks=10) as tight:
-    one, other = roomy.run(work, progress=False), tight.run(work, progress=False)
-print(one)
-print(other)
-same = [a.token_ids == b.token_ids for a, b in zip(one.outputs.values(), other.outputs.values(), strict=True)]
-print("same tokens:", same)
+differs = next(i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a.sampled != b.sampled)
+print("the state rebuilt for 'unsafe' is not the device's:", wrong.verify()[0])
+StepExplorer(right, wrong, index=differs)
 
 # %% [markdown]
 # ## Try
 #
-# 1. Give `Engine(..., async_scheduling=False)` in the first cell, then run section 2 again: which call returns the
-#    first token now?
-# 2. Set `max_num_batched_tokens=8` in the first cell, then run section 2 again with `range(8)` and look at
-#    `engine.core.last_schedule.num_scheduled_tokens`: prompts are computed in chunks.
-# 3. With the first cell as it was, submit the same prompt of 20 words twice, with an `engine.step()` after each, and
-#    look at `engine.scheduler.stats.prefix_hit_tokens`: only full blocks of 16 tokens are shared.
+# 1. In section 1, submit a fourth request and press **N**: which row does it get? The free rows are a stack, last in
+#    first out.
+# 2. Give `Engine(..., max_num_batched_tokens=8)` in the first cell and run it again: prompts are computed in chunks.
+#    *In words* says how long each one is.
+# 3. Submit the same prompt of 20 words twice, a step apart. The second time *In words* tells of a prefix-cache hit:
+#    only full blocks of 16 tokens are shared, and *KV pages* marks them.
+# 4. In section 5, add `record("uva_pool", pool_depth=1)`. Why is one slot not enough?

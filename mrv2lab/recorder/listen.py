@@ -121,8 +121,9 @@ class Listener(Observer):
         self.pause: Callable[[str], None] | None = None
         """Step mode: called where a phase has ended, and returns when the engine may go on."""
         self.recorder: Any = None
-        """Whose listener this is, and what the engine's live sources share (``live``)."""
+        """Whose listener this is."""
         self.live: Any = None
+        """A weak reference to what the engine's live sources share (``recorder.live``)."""
         self._engine = engine
         self._rt = engine.rt
         self._now = engine.rt.now

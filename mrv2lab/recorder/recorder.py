@@ -77,7 +77,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         engine, rt = self.engine, self.engine.rt
         if isinstance(engine.observer, Listener):
-            raise RuntimeError("this engine is being recorded already; leave that Recorder before the next begins")
+            raise RuntimeError(
+                "this engine is being recorded already; leave that Recorder, or close the explorer on the engine, first"
+            )
         if self._store is not None:
             raise RuntimeError("a Recorder records once; make a new one")
         self._before = engine.observer

@@ -73,7 +73,7 @@ class Explorer {
     this.grid = h("div", "mx-panels");
     this.root = h("div", { class: "mx-root", tabindex: 0, role: "group", "aria-label": "Step explorer. Press ? for keys.", "data-lm-suppress-shortcuts": "true" },
       h("div", "mx-toolbar",
-        h("span", "mx-group", button("⇤", "First step", () => this.go(0)), button("←", "Previous step", go(-1)), this.playButton, button("→", "Following step", go(1)), button("⇥", "Last step", () => this.go(this.count - 1))),
+        h("span", "mx-group", button("⇤", "First step", () => this.go(0)), button("←", "Previous step", go(-1)), this.playButton, button("→", "Following step", go(1)), button("⇥", "Last step", () => this.go(1e9))),
         h("span", "mx-group", h("label", {}, "step ", this.jump), this.total), this.liveBox,
         h("span", "mx-group", this.filterBox, this.followBox), this.helpButton),
       h("div", "mx-toolbar mx-second", button("‹", "Previous phase", () => this.phase(-1)), this.phaseBox, button("›", "Next phase", () => this.phase(1))),
@@ -321,8 +321,12 @@ class Explorer {
   /** Ask for a step. While an answer is on its way only the last wish is kept: a held key never queues up. */
   go(index) {
     if (!Number.isInteger(index) || !this.count) return;
+    if (index >= this.count && this.views.some((v) => v.live)) {
+      // The engine may have gone on without us: Python knows which step is the last.
+      if (!this.pending) { this.pending = true; this.wanted = undefined; this.send({ type: "goto", index }); }
+      return;
+    }
     this.wanted = Math.max(0, Math.min(index, this.count - 1));
-    if (index >= this.count && this.views.some((v) => v.live)) this.say("This is the last step so far: Next step (N) runs the engine on.");
     if (!this.pending && this.wanted !== this.index) { this.pending = true; this.send({ type: "goto", index: this.wanted }); }
   }
 
@@ -366,7 +370,7 @@ class Explorer {
     const act = {
       ArrowLeft: () => (event.shiftKey ? this.phase(-1) : this.go((this.wanted ?? this.index) - 1)),
       ArrowRight: () => (event.shiftKey ? this.phase(1) : this.go((this.wanted ?? this.index) + 1)),
-      "[": () => this.phase(-1), "]": () => this.phase(1), Home: () => this.go(0), End: () => this.go(this.count - 1),
+      "[": () => this.phase(-1), "]": () => this.phase(1), Home: () => this.go(0), End: () => this.go(1e9),
       f: () => this.followSelected(), F: () => this.followSelected(), "/": () => this.filterBox.focus(), "?": () => this.help(),
       n: () => this.advance("step"), N: () => this.advance("phase"), " ": onButton ? null : () => this.play(),
     }[event.key];

@@ -18,6 +18,7 @@ from mrv2lab.widgets.step_explorer.message import Shown, encode
 from mrv2lab.widgets.step_explorer.static_step import static_html, static_text
 
 MAX_SOURCES = 2
+LAST_STEP = "This is the last step so far: Next step (N) runs the engine on."
 
 
 class StepExplorer(anywidget.AnyWidget):
@@ -145,13 +146,18 @@ class StepExplorer(anywidget.AnyWidget):
             if kind == "ready":
                 self.send(*encode(self.index, self._shown, self.status))
             elif kind == "goto":
-                self._show(int(content["index"]))
+                self._go(int(content["index"]))
             elif kind == "advance":
                 self.advance(str(content.get("unit", "step")), content.get("source"))
             else:
                 self._say(f"The page sent a message that this version does not know: {kind!r}.")
         except (Exception, KeyboardInterrupt) as error:
             self._say(_sentence(error))
+
+    def _go(self, index: int) -> None:
+        """To a step, or to the last one where the page asks for more: a live source may have grown behind its back."""
+        last = max(self.count - 1, 0)
+        self._show(min(index, last), LAST_STEP if index == last + 1 else "")
 
     def _say(self, text: str) -> None:
         self.status = text

@@ -7,6 +7,7 @@ without a synchronisation.
 
 from __future__ import annotations
 
+import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -243,18 +244,19 @@ class Runtime(ABC):
     ) -> None:
         """Mark a launch. ``effects`` names what it reads and writes, and is asked once for the same buffers: looking
         up nine names costs more than the rest of a recorder."""
-        addresses: list[Any] = [name]
-        nbytes = _gather_addresses(args, addresses)
-        key = tuple(addresses)
+        tensors = _tensors(args)
+        key = (name, *map(_address, tensors))
         if self._effects_of != self.registry.generation:
             self._effects.clear()
             self._effects_of = self.registry.generation
         found = self._effects.get(key)
         if found is None:
             found = effects()
-            if 0 not in addresses:  # empty storages share an address
+            if 0 not in key:  # empty storages share an address
                 self._effects[key] = found
-        self.observer.mark(Mark(kind, name, self.current.name, nbytes, found[0], found[1], 0, self.site()))
+        site = call_site() if self.observer.call_sites else None
+        nbytes = sum(map(_nbytes, tensors))
+        self.observer.mark(Mark(kind, name, self.current.name, nbytes, found[0], found[1], 0, site))
 
     # -- call sites ----------------------------------------------------------------------------------------------------
 
@@ -270,26 +272,29 @@ _INSIDE = tuple(
 )
 
 
-_is_inside: dict[CodeType, bool] = {}
-_sites: dict[tuple[CodeType, int], str] = {}
+# By identity, since a code object's hash goes through all of its constants; the object is kept, so that it stays its.
+_is_inside: dict[int, tuple[bool, CodeType]] = {}
+_sites: dict[tuple[int, int], str] = {}
 
 
 def call_site() -> str:
-    """``file:line`` of the nearest frame outside the runtime's own packages (below 1 us: code objects are remembered,
-    some hundreds of them, and every cell of a notebook adds a few)."""
+    """``file:line`` of the nearest frame outside the runtime's own packages (below 1 us: places are remembered, some
+    hundreds of them, and every cell of a notebook adds a few)."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         code = frame.f_code
-        inside = _is_inside.get(code)
-        if inside is None:
-            inside = _is_inside[code] = f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE)
-        if not inside:
+        known = _is_inside.get(id(code))
+        if known is None:
+            inside = f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE)
+            known = _is_inside[id(code)] = (inside, code)
+        if not known[0]:
             break
         frame = frame.f_back
-    place = frame.f_code, frame.f_lineno
+    place = id(frame.f_code), frame.f_lasti
     site = _sites.get(place)
     if site is None:
-        site = _sites[place] = f"{place[0].co_filename}:{place[1]}"
+        _is_inside.setdefault(place[0], (False, frame.f_code))
+        site = _sites[place] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return site
 
 
@@ -317,16 +322,19 @@ def check_copy(kind: str, dst: torch.Tensor, src: torch.Tensor) -> None:
 
 def tensor_bytes(args: tuple[Any, ...]) -> int:
     """Bytes of every tensor among ``args``, tuples included."""
-    return _gather_addresses(args, [])
+    return sum(map(_nbytes, _tensors(args)))
 
 
-def _gather_addresses(args: tuple[Any, ...], addresses: list[Any]) -> int:
-    """Append the address of every tensor among ``args``, tuples included; returns their bytes."""
-    total = 0
+_address = torch.Tensor.data_ptr
+_nbytes = operator.attrgetter("nbytes")
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Every tensor among ``args``, tuples included."""
+    found = []
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            addresses.append(arg.data_ptr())
-            total += arg.nbytes
+            found.append(arg)
         elif type(arg) is tuple:
-            total += _gather_addresses(arg, addresses)
-    return total
+            found += _tensors(arg)
+    return found

@@ -44,6 +44,7 @@ PUBLIC: dict[str, str] = {
     "from_csv": "engine.workload",
     "make_runtime": "runtime",
     "open_lens": "recorder.lens",
+    "paused_step": "recorder.paused",
     "steady": "engine.workload",
 }
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from mrv2lab.protocol import SamplingParams, SchedulerOutput
     from mrv2lab.recorder.explorer import StepExplorer
     from mrv2lab.recorder.lens import open_lens
+    from mrv2lab.recorder.paused import paused_step
     from mrv2lab.recorder.recorder import Recorder
     from mrv2lab.recording.recording import Recording
     from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime
@@ -89,6 +91,7 @@ __all__ = [
     "from_csv",
     "make_runtime",
     "open_lens",
+    "paused_step",
     "steady",
 ]
 

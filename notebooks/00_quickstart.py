@@ -17,7 +17,7 @@
 # ## 1. A step, seen
 
 # %%
-from mrv2lab import Engine, Recorder, SamplingParams, StepExplorer, burst, steady
+from mrv2lab import Engine, Recorder, SamplingParams, StepExplorer, burst, open_lens, paused_step, steady
 
 engine = Engine(model="tiny", num_blocks=24, max_num_reqs=8, max_num_batched_tokens=64)
 
@@ -35,13 +35,13 @@ explorer
 #
 # | panel | what it shows |
 # |---|---|
-# | *In words* | what the scheduler decided: who computes how many tokens, and why |
+# | *Scheduler's decision* | in words: who computes how many tokens, and why |
+# | *Phases of the step* | the step's phases on the host, and what the device did; click one, and the other panels show the state at that moment |
 # | *Request rows* | each request owns a **row** of the state tables while it lives; nothing ever moves. What the step changed is marked **C** (written by the CPU, as a staged diff) or **G** (written by a GPU kernel) |
 # | *Staged diffs* | what the CPU wants changed, before one kernel applies it |
 # | *Gather* | the batch of this step: lines from rows to batch positions, and the tokens that are computed |
-# | *KV pages* | which blocks of the KV cache belong to whom, and where this step's keys and values go |
+# | *Block tables and KV pages* | which blocks of the KV cache belong to whom, and where this step's keys and values go |
 # | *Logits* | the most likely next tokens, and the one that was drawn |
-# | *Timeline* | the step's phases; click one, and the other panels show the state at that moment |
 #
 # In the first step every prompt is computed whole; from the second on each request computes one token. There is no
 # prefill phase and no decode phase, only a count of computed tokens that chases a count of known ones.
@@ -52,33 +52,35 @@ for _ in range(6):
 print({name: output.text for name, output in engine.requests.items()})
 
 # %% [markdown]
-# The picture above went along; so it does when you call `engine.step()` yourself. On a machine without a GPU the device
-# is a *software stream*: it runs queued work late, as a GPU does, so the races and waits below are real. Its times are
-# modelled, and marked so.
+# The picture above went along. (After an `engine.step()` of your own, press **End** in it.) On a machine without a GPU
+# the device is a *software stream*: it runs queued work late, as a GPU does, so the races and waits below are real. Its
+# times are modelled, and marked so.
 #
 # ## 2. Inside a step
 #
 # So far you saw recordings: the engine ran at full speed, nothing waited to be looked at. The other way to look is to
-# stop between two phases. **P** in the explorer does that, or in Python:
+# stop between two phases. *Next phase* in the explorer does that; here it is in Python, on a step in which a fourth
+# request comes in:
 
 # %%
-from mrv2lab.recorder.paused import paused_step
-
+engine.submit("A bird sat", SamplingParams(max_tokens=24), request_id="bird")
 runner = engine.worker.runner
 for phase in paused_step(engine):
     staged = {table: len(diffs) for table, diffs in runner.staged().items()}
     computed = engine.rt.read(runner.req_states.num_computed_tokens.gpu)  # reading waits for the device
-    print(f"{phase:20s} staged: {staged or '-'}   num_computed: {computed[-3:].tolist()}")
+    print(f"{phase:20s} num_computed: {computed[4:].tolist()}  staged: {', '.join(staged) or '-'}")
 
 # %% [markdown]
-# `num_computed` moves in *postprocess*, by a kernel, without the CPU being asked: that is how the next step can be
-# prepared while this one still runs. (`wait_output` and `update_from_output` belong to the step *before*: with
+# What the CPU staged in *update_states* is gone after *apply_writes*: one kernel a table applied it. The counts move in
+# *postprocess*, by a kernel, without the CPU being asked: that is how the next step can be prepared while this one still
+# runs. (`wait_output` and `update_from_output` belong to the step *before*: with
 # asynchronous scheduling, step N + 1 is queued before step N's tokens are fetched.)
 #
 # ## 3. Record and rewind
 #
 # A recording keeps the scheduler's decisions, the staged diffs and the tokens. Everything else follows from these, so
-# any step of the past can be rebuilt exactly, on any machine. Here the KV cache is too small for six requests: when it
+# any step of the past can be rebuilt exactly, on any machine, and is compared with a checksum that the device computed
+# every 16 steps. Here the KV cache is too small for six requests: when it
 # runs dry, the request admitted last is *preempted*: it loses its blocks and is computed again later.
 
 # %%
@@ -93,8 +95,8 @@ rewind = StepExplorer(recording, index=preempted)
 rewind
 
 # %% [markdown]
-# *In words* says who was preempted and why; the pages it held are free. Go on with **Right** until it comes back: as a
-# new request, whose prompt is everything it had written.
+# *Scheduler's decision* says who was preempted and why; the pages it held are free. Go on with **Right** until it comes
+# back: as a new request, whose prompt is everything it had written.
 #
 # A recording is one file: `recording.save("run.mrv2rec")`, `Recording.load(...)`. A cell can be recorded too:
 
@@ -108,14 +110,19 @@ for output in fresh.generate(["Once upon a time", "The old clock"], SamplingPara
     print(output.prompt + output.text)
 
 # %% [markdown]
+# And one from a real GPU, recorded on an H200 with `mrv2lab record`: its device times are measured. The requests' texts,
+# preemptions and KV pages are there to be stepped through on any laptop.
+
+# %%
+StepExplorer("../traces/h200_stories.mrv2rec", index=30)
+
+# %% [markdown]
 # ## 4. A kernel, program by program
 #
 # Every operation is written twice: as a *spec* (NumPy, the definition) and as a Triton *kernel*. Here is one of that
 # preempting step, on its own inputs: what each program of the kernel loads and stores.
 
 # %%
-from mrv2lab import open_lens
-
 open_lens(recording, preempted, "post_update")
 
 # %% [markdown]
@@ -156,7 +163,7 @@ StepExplorer(right, wrong, index=differs)
 # 1. In section 1, submit a fourth request and press **N**: which row does it get? The free rows are a stack, last in
 #    first out.
 # 2. Give `Engine(..., max_num_batched_tokens=8)` in the first cell and run it again: prompts are computed in chunks.
-#    *In words* says how long each one is.
-# 3. Submit the same prompt of 20 words twice, a step apart. The second time *In words* tells of a prefix-cache hit:
-#    only full blocks of 16 tokens are shared, and *KV pages* marks them.
+#    *Scheduler's decision* says how long each one is.
+# 3. Submit the same prompt of 20 words twice, a step apart. The second time *Scheduler's decision* tells of a
+#    prefix-cache hit: only full blocks of 16 tokens are shared, and the KV pages mark them.
 # 4. In section 5, add `record("uva_pool", pool_depth=1)`. Why is one slot not enough?

@@ -48,9 +48,21 @@ def test_an_index_without_a_step_is_refused(sent: Sent, index: int) -> None:
         explorer.index = index
     with pytest.raises(traitlets.TraitError):
         StepExplorer(FakeSource(5), index=index)
-    explorer._receive(explorer, {"type": "goto", "index": index}, [])
-    assert sent[-1][0] == {"type": "status", "text": f"index {index} is no step: there are 5, counted from 0"}
     assert explorer.index == 0
+
+
+def test_the_page_may_ask_for_more_than_it_knows(sent: Sent) -> None:
+    """A live source grows behind the page's back; End asks for the last step, whichever that is."""
+    source = FakeSource(5)
+    explorer = StepExplorer(source)
+    source.steps.append(FakeSource(6).steps[5])
+    explorer._receive(explorer, {"type": "goto", "index": 1_000_000_000}, [])
+    assert (explorer.index, explorer.status) == (5, "")
+    explorer._receive(explorer, {"type": "goto", "index": 6}, [])
+    assert explorer.index == 5
+    assert explorer.status == "This is the last step so far: Next step (N) runs the engine on."
+    explorer._receive(explorer, {"type": "goto", "index": -7}, [])
+    assert sent[-1][0] == {"type": "status", "text": "index -7 is no step: there are 6, counted from 0"}
 
 
 def test_one_or_two_sources() -> None:

@@ -25,8 +25,8 @@ class LiveSource:
     """A :class:`StepSource` on ``engine``: its steps since the first source was opened, whoever made them.
 
     Attaches a recorder in memory, or uses the one that is attached. ``top_k``: logits kept a row, if the recorder is
-    this one's. Every settled step stays in memory until :meth:`close` (some 10 KB and its staged tokens), so for long
-    runs record to a file. Raises ``RuntimeError`` if the engine is being recorded to a file or was closed.
+    this one's. Every settled step stays in memory until :meth:`close` (some 40 KB at 32 requests), so for long runs
+    record to a file. Raises ``RuntimeError`` if the engine is being recorded to a file or was closed.
     """
 
     live = True

@@ -42,7 +42,8 @@ window.makeModel = (messages, state) => {
     send(content) {
       model.sent.push(content);
       if (content.type === "ready") setTimeout(() => model.reply(model.state.index), model.delay);
-      if (content.type === "goto") setTimeout(() => model.reply(Math.min(content.index, messages.length - 1)), model.delay);
+      const last = messages.length - 1;
+      if (content.type === "goto") setTimeout(() => model.reply(Math.min(content.index, last)), model.delay);
       const status = {type: "status", text: "Nothing to do: no request is waiting or running."};
       if (content.type === "advance") setTimeout(() => model.emit("msg:custom", status, []), 0);
     },

@@ -26,6 +26,7 @@ PUBLIC: dict[str, str] = {
     "ModelConfig": "config",
     "Observer": "observer",
     "PHASES": "observer",
+    "RaceDetector": "check.races",
     "Recorder": "recorder.recorder",
     "Recording": "recording.recording",
     "RequestOutput": "engine.outputs",
@@ -49,6 +50,7 @@ PUBLIC: dict[str, str] = {
 }
 
 if TYPE_CHECKING:
+    from mrv2lab.check.races import RaceDetector
     from mrv2lab.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig, SchedulerConfig
     from mrv2lab.engine.engine import Engine
     from mrv2lab.engine.outputs import RequestOutput, RunReport
@@ -73,6 +75,7 @@ __all__ = [
     "KernelLens",
     "ModelConfig",
     "Observer",
+    "RaceDetector",
     "Recorder",
     "Recording",
     "RequestOutput",

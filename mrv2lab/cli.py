@@ -1,4 +1,4 @@
-"""``mrv2lab generate``, ``mrv2lab record``, ``mrv2lab inspect`` and ``mrv2lab info``."""
+"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race`` and ``twin``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from mrv2lab.check.cli_race import race
+from mrv2lab.check.cli_twin import twin
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -167,6 +170,10 @@ def info(
         console.print(f"missing: {name} - {remedy}", markup=False, soft_wrap=True)
     if not missing:
         console.print("nothing is missing")
+
+
+app.command()(race)
+app.command()(twin)
 
 
 def _fail(error: Exception | str) -> NoReturn:

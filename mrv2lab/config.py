@@ -9,6 +9,8 @@ DType = Literal["float32", "float16", "bfloat16"]
 TransferName = Literal["unsafe", "barrier", "pinned_copy", "uva_pool"]
 StreamName = Literal["deferred", "threaded"]
 KernelName = Literal["auto", "triton", "spec", "interpret"]
+RunnerName = Literal["mrv2", "v1"]
+ReorderName = Literal["none", "decode_first", "mrv2"]
 
 ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 """Supported decoders, by their name in a Hugging Face ``config.json``, and whether they norm q and k per head."""
@@ -149,7 +151,7 @@ class SpecConfig:
 class RunnerConfig:
     """Which runner, on which machine, with which transfer policy and (on a CPU) which software stream."""
 
-    runner: Literal["mrv2"] = "mrv2"
+    runner: RunnerName = "mrv2"
     device: str = "auto"
     transfer: TransferName = "uva_pool"
     pool_depth: int = 2
@@ -160,10 +162,16 @@ class RunnerConfig:
     """Deferred stream only: how many steps the device trails the host; None = until a wait needs it, 0 = at once."""
     threads: int | None = None
     """CPU only: OpenMP threads of queued work. None = one for a model below 50 M parameters, else as torch is set."""
+    reorder: ReorderName = "none"
+    """V1 only: the order that the attention backend demands of the persistent batch: none (flash and triton backends),
+    decodes before prefills, or MRV2's sort key, so that both runners form the same batches."""
+    protected: tuple[str, ...] | None = None
+    """V1's barrier only: the buffers whose copies lie inside it; None = all. Leaving one out is V1's silent bug."""
 
     def __post_init__(self) -> None:
         choices = {
-            "runner": ("mrv2",),
+            "runner": ("mrv2", "v1"),
+            "reorder": ("none", "decode_first", "mrv2"),
             "transfer": ("unsafe", "barrier", "pinned_copy", "uva_pool"),
             "kernels": ("auto", "triton", "spec", "interpret"),
             "stream": ("deferred", "threaded"),
@@ -174,6 +182,22 @@ class RunnerConfig:
         _positive(self, "pool_depth", *(["threads"] if self.threads is not None else []))
         if self.lag is not None and not _is_count(self.lag):
             raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag!r}")
+        if self.runner == "mrv2" and self.reorder != "none":
+            raise ValueError(f"reorder={self.reorder!r} is for runner='v1': MRV2 sorts each batch, no row moves")
+        self._check_protected()
+
+    def _check_protected(self) -> None:
+        names: Any = self.protected
+        if names is None:
+            return
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"protected must be None (all) or a tuple of buffer names, got {names!r}")
+        object.__setattr__(self, "protected", tuple(names))
+        if self.runner != "v1" or self.transfer != "barrier":
+            raise ValueError(
+                f"protected says what V1's barrier protects, but runner={self.runner!r} with "
+                f"transfer={self.transfer!r} has no such barrier; use runner='v1', transfer='barrier'"
+            )
 
 
 @dataclass(frozen=True)

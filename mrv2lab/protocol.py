@@ -169,6 +169,38 @@ class MRV2SchedulerOutput:
         return sorted(self.finished_req_ids | self.preempted_req_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class V1CachedData:
+    """V1's diff for requests that its worker remembers, running or resumed: parallel lists over ``req_ids``.
+
+    ``num_computed_tokens`` int32[c] and ``num_output_tokens`` int32[c] are the scheduler's optimistic values *before*
+    this step. ``new_block_ids`` are to be appended; those of a resumed request are its whole table and replace what it
+    had. ``all_token_ids`` has the known tokens of the requests that were not scheduled in the previous step: their row
+    is gone, and the worker's copy of their outputs may hold placeholders.
+    """
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_block_ids: dict[str, BlockIds]
+    num_computed_tokens: np.ndarray[Any, np.dtype[np.int32]]
+    num_output_tokens: np.ndarray[Any, np.dtype[np.int32]]
+    all_token_ids: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class V1SchedulerOutput:
+    """V1's message: a resumed request is cached, and who was preempted or got no token is not said: who is in the
+    worker's batch and not a key of ``num_scheduled_tokens`` loses its row."""
+
+    step: int
+    new_reqs: list[RequestData]
+    cached_reqs: V1CachedData
+    finished_req_ids: set[str]
+    num_scheduled_tokens: dict[str, int]
+    scheduled_draft_tokens: dict[str, list[int]]
+    total_num_scheduled_tokens: int
+
+
 # -- runner -> engine --------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +259,16 @@ class ForwardInputs:
     positions: torch.Tensor
     # one entry a KV-cache group, as the attention backend's builder made it
     attn_metadata: tuple[Any, ...]
+
+
+class Model(Protocol):
+    """What a runner needs of a decoder. Both calls only queue work."""
+
+    def forward(self, inputs: ForwardInputs) -> torch.Tensor:
+        """Hidden states [t, H] on the device."""
+
+    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+        """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward."""
 
 
 class ModelState:

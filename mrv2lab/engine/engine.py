@@ -7,20 +7,22 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from mrv2lab.config import DType, EngineConfig, ModelConfig, TransferName
+from mrv2lab.config import DType, EngineConfig, ModelConfig, RunnerName, TransferName
 from mrv2lab.engine.async_scheduler import AsyncScheduler
 from mrv2lab.engine.core import EngineCore
 from mrv2lab.engine.options import split_options, threads_for
 from mrv2lab.engine.outputs import RequestOutput, RunReport
+from mrv2lab.engine.projections import V1Projection, project_mrv2
 from mrv2lab.engine.prompt import Prompt, as_prompts, token_ids_of
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.request import Request
+from mrv2lab.engine.rows import rows_of
 from mrv2lab.engine.scheduler import Scheduler
 from mrv2lab.engine.worker import Worker
 from mrv2lab.engine.workload import Workload
@@ -43,9 +45,10 @@ class Engine:
     """One model on one device behind one scheduler.
 
     ``model`` is ``"tiny"`` (shipped), ``"smollm2"``, a preset, a Hugging Face folder, a ``.gguf`` file or a
-    :class:`ModelConfig` (seeded random weights). ``device`` is ``"auto"``, ``"cpu"``, ``"cuda"``. Further keywords are
-    fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
-    ``max_num_reqs=8``, ``transfer="barrier"``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none.
+    :class:`ModelConfig` (seeded random weights). ``runner`` is ``"mrv2"`` or ``"v1"``. ``device`` is ``"auto"``,
+    ``"cpu"``, ``"cuda"``. ``transfer`` None is each runner's own: ``uva_pool`` for MRV2, ``barrier`` for V1. Further
+    keywords are fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
+    ``max_num_reqs=8``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none.
     Outputs of the latest ``keep_finished`` finished requests stay in ``requests``.
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
@@ -54,16 +57,18 @@ class Engine:
     def __init__(
         self,
         model: str | Path | ModelConfig = "tiny",
-        runner: Literal["mrv2"] = "mrv2",
+        runner: RunnerName = "mrv2",
         device: str = "auto",
         *,
         dtype: DType | None = None,
-        transfer: TransferName = "uva_pool",
+        transfer: TransferName | None = None,
         seed: int | None = 0,
         keep_finished: int = 4096,
         observer: Observer = NULL_OBSERVER,
         **options: Any,
     ) -> None:
+        if transfer is None:
+            transfer = "barrier" if runner == "v1" else "uva_pool"
         cache, scheduler, runner_config = split_options(
             options, {"runner": runner, "device": device, "transfer": transfer}
         )
@@ -98,7 +103,9 @@ class Engine:
         kind = AsyncScheduler if self.config.scheduler.async_scheduling else Scheduler
         self.scheduler = kind(self.config.scheduler, self.config.cache, self.config.spec)
         depth = self.config.scheduler.max_concurrent_steps
-        self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth)
+        is_v1 = self.config.runner.runner == "v1"
+        project = V1Projection(self.scheduler.requests) if is_v1 else project_mrv2
+        self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth, project)
         self.num_steps = 0
         self._broken: BaseException | None = None
         self._decoders: dict[str, StreamDecoder] = {}
@@ -326,35 +333,20 @@ class Engine:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> pd.DataFrame:
-        """The persistent rows in use, read from the device: this synchronises, so it is for looking between steps.
+        """The rows in use, one a request: this synchronises, so it is for looking between steps.
 
-        A finished request is still there until the next step gives its row back.
+        MRV2's are permanent and read from the device; V1's are the batch, in its present order, and the host's: a token
+        that it does not know yet is a placeholder, -1. A finished request is still there until the next step.
         """
         self._refuse_if_broken()
-        state = self.worker.runner.req_states
-        read = self.rt.read
-        total, computed = read(state.total_len.gpu).numpy(), read(state.num_computed_tokens.gpu).numpy()
-        last, tokens = read(state.last_sampled_tokens).numpy(), read(state.all_token_ids.gpu).numpy()
-        frame = pd.DataFrame(
-            [
-                {
-                    "row": row,
-                    "request": req_id,
-                    "prompt_len": int(state.prompt_len.np[row]),
-                    "prefill_len": int(state.prefill_len.np[row]),
-                    "total_len": int(total[row]),
-                    "num_computed": int(computed[row]),
-                    "blocks": int(self.worker.runner.block_tables.num_blocks.np[0, row]),
-                    "last_sampled": int(last[row]),
-                    "text": self._decode(tokens[row, : total[row]].tolist()),
-                }
-                for req_id, row in sorted(state.req_id_to_index.items(), key=lambda item: item[1])
-            ],
-        )
-        return frame.set_index("row") if len(frame) else frame
+        return rows_of(self.rt, self.worker.runner, self._decode)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids) if self.tokenizer is not None else " ".join(map(str, token_ids))
+        """Text of known tokens; placeholders, which V1 has, show as ``?``."""
+        if self.tokenizer is None:
+            return " ".join(map(str, token_ids))
+        known = [token for token in token_ids if token >= 0]
+        return self.tokenizer.decode(known) + "?" * (len(token_ids) - len(known))
 
     def reset(self) -> None:
         """Drop every unfinished request and all queued device work; the engine can be used again at once.

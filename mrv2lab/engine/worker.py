@@ -1,17 +1,20 @@
-"""The model side's shell: owns the KV tensors and the decoder, exposes ``execute_model`` and ``sample_tokens``.
+"""The model side's shell: owns the KV tensors and the decoder, and one of the two runners.
 
 Counterpart in vLLM: ``v1/worker/gpu_worker.py``.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mrv2lab.attention import make_attention_builder
 from mrv2lab.config import EngineConfig
 from mrv2lab.model.decoder import Decoder
-from mrv2lab.protocol import AsyncModelRunnerOutput, MRV2SchedulerOutput
+from mrv2lab.protocol import AsyncModelRunnerOutput
 from mrv2lab.runner import ModelRunner
+from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime.base import Runtime
 
 
@@ -37,17 +40,21 @@ class Worker:
         ]
         decoder.bind_kv_cache(self.kv_caches)
         self.decoder = decoder
-        self.runner = ModelRunner(config, rt, decoder, make_attention_builder(rt))
+        kind = {"mrv2": ModelRunner, "v1": ModelRunnerV1}[config.runner.runner]
+        self.runner: Any = kind(config, rt, decoder, make_attention_builder(rt))
+        """``ModelRunner`` or ``ModelRunnerV1``: whoever looks inside knows which."""
 
-    def execute_model(self, output: MRV2SchedulerOutput) -> bool:
-        """Queue a step up to the hidden states; False if it has no tokens."""
+    def execute_model(self, output: Any) -> bool:
+        """Queue a step up to the hidden states; False if it has no tokens. ``output`` is the runner's own message."""
         with torch.inference_mode(), self.rt.active():
-            return self.runner.execute_model(output)
+            launched: bool = self.runner.execute_model(output)
+            return launched
 
     def sample_tokens(self) -> AsyncModelRunnerOutput:
         """Queue sampling; returns the output on its way."""
         with torch.inference_mode(), self.rt.active():
-            return self.runner.sample_tokens()
+            output: AsyncModelRunnerOutput = self.runner.sample_tokens()
+            return output
 
     def reset(self) -> None:
         """Drop queued work and every request's row."""

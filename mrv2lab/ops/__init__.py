@@ -16,6 +16,8 @@ Inputs of a step (integers)
     gather_block_tables  block tables of the batch, from the permanent rows
     slot_mapping         where each token goes in the KV cache
     num_sampled          how many sampled tokens count, how many drafts were rejected
+    flat_pos_seq_lens    positions and sequence lengths, from V1's per-token arrays
+    scatter_sampled      the previous step's tokens into V1's holes
 
 Decoder (floats; torch specs)
     rms_norm, add_rms_norm   normalisation, alone and with the residual addition
@@ -29,4 +31,8 @@ Sampling
     noise                counter-based hash, uniforms and Gumbel noise
     argmax               greedy choice
     gumbel               sampling by Gumbel-max
+
+Looking
+    checksum             64 bits of a table's valid cells
+    spin                 time, and nothing else
 """

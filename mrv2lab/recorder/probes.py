@@ -143,8 +143,10 @@ class Checksums:
         if name in self._full:
             return self._full[name]
         if name == "all_token_ids":
-            return self._state.total_len.gpu
-        return self._blocks.num_blocks.gpu[int(name.rpartition(".")[2])]
+            lengths: torch.Tensor = self._state.total_len.gpu
+            return lengths
+        lengths = self._blocks.num_blocks.gpu[int(name.rpartition(".")[2])]
+        return lengths
 
     def collect(self, before: int | None) -> Iterator[tuple[int, dict[str, int]]]:
         """(step's number, table -> checksum) of steps before ``before`` (None: all), whose copies are done by now."""

@@ -40,7 +40,8 @@ class Recorder:
     launch.
     ``call_sites``: whether marks know their caller's line.
 
-    Raises ``RuntimeError`` when the engine is being recorded already, ``ValueError`` for arguments out of range.
+    Raises ``RuntimeError`` when the engine is being recorded already, ``ValueError`` for arguments out of range and for
+    an engine with the V1 runner.
     """
 
     def __init__(
@@ -53,6 +54,11 @@ class Recorder:
         device_times: Literal["auto", "launches", "phases", "none"] = "auto",
         call_sites: bool = True,
     ) -> None:
+        if engine.config.runner.runner != "mrv2":
+            raise ValueError(
+                f"a recording holds MRV2's rows, and this engine's runner is {engine.config.runner.runner!r}; record "
+                "with runner='mrv2', or listen to V1 with an EventLog"
+            )
         vocab = engine.config.model.vocab_size
         if not 0 <= top_k <= vocab:
             raise ValueError(f"top_k must lie between 0 (no logits) and the vocabulary's {vocab}, got {top_k}")

@@ -6,7 +6,8 @@ compared). What the host must branch on are upper bounds it knows; the exact cou
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,23 +17,13 @@ from mrv2lab.config import EngineConfig
 from mrv2lab.memory.staged_write import StagedDiff
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.post_update import post_update
-from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs, ModelState, MRV2SchedulerOutput
+from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs, Model, ModelState, MRV2SchedulerOutput
 from mrv2lab.runner.async_output import AsyncOutput, OutputRing
 from mrv2lab.runner.prepare import prepare_inputs
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import POLICIES
 from mrv2lab.sample import Sampler, SamplingState
 from mrv2lab.state import BlockTables, InputBatch, InputBuffers, RequestState, gather_host_batch
-
-
-class Model(Protocol):
-    """What the runner needs of a decoder. Both calls only queue work."""
-
-    def forward(self, inputs: ForwardInputs) -> torch.Tensor:
-        """Hidden states [t, H] on the device."""
-
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
-        """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward."""
 
 
 class ModelRunner:
@@ -79,6 +70,9 @@ class ModelRunner:
         self.batch: InputBatch | None = None
         """The batch of the latest step that had one, and its logits [n, V], for observers."""
         self.logits: torch.Tensor | None = None
+        self.force: Callable[[list[str], torch.Tensor], None] | None = None
+        """Called after sampling with the batch's ids and the device tensor sampled int64[r, K + 1], which it may write
+        by queued work before anybody reads it."""
 
     # -- execute_model -------------------------------------------------------------------------------------------------
 
@@ -98,6 +92,7 @@ class ModelRunner:
                 self.sampling.apply_staged_writes()
                 self.block_tables.apply_staged_writes()
             if not output.total_num_scheduled_tokens:
+                self.rt.gauge_copies()
                 return False
             with span("prepare_inputs"):
                 host = gather_host_batch(self.req_states, output)
@@ -196,6 +191,8 @@ class ModelRunner:
                 self.num_rejected,
                 count,
             )
+            if self.force is not None:
+                self.force(batch.host.req_ids, sampled)
         with span("copy_output"):
             output = self.outputs.send(slot, batch.step, batch.host.req_ids)
         with span("postprocess"):
@@ -213,6 +210,7 @@ class ModelRunner:
                 count,
             )
             self.model_state.postprocess(batch)
+        self.rt.gauge_copies()
         self.rt.end_step()
         return output
 

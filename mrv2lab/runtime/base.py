@@ -103,6 +103,8 @@ class Runtime(ABC):
         self._effects_of = -1
         """The registry's generation that these names are of."""
         self._functions: dict[str, Callable[..., Any]] = {}
+        self.h2d_copies = self.h2d_bytes = 0
+        """Copies to the device since the last :meth:`gauge_copies`, and their bytes, while an observer listened."""
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -183,7 +185,17 @@ class Runtime(ABC):
 
     def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a copy of host memory to the device. From pageable memory it synchronises, as on CUDA."""
+        if self.observer.enabled:
+            self.h2d_copies += 1
+            self.h2d_bytes += src.nbytes
         self._copy("h2d", dst, src, device=dst, host=src)
+
+    def gauge_copies(self) -> None:
+        """Tell the observer how many copies, of how many bytes, the host queued to the device in this step."""
+        if self.observer.enabled:
+            self.observer.gauge("h2d_copies", self.h2d_copies)
+            self.observer.gauge("h2d_bytes", self.h2d_bytes)
+            self.h2d_copies = self.h2d_bytes = 0
 
     def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a copy of device memory to pinned host memory."""
@@ -267,8 +279,8 @@ class Runtime(ABC):
 
 _INSIDE = tuple(
     f"{name}."
-    for name in "mrv2lab.runtime mrv2lab.ops mrv2lab.memory mrv2lab.observer contextlib copy torch warnings "
-    "_py_warnings".split()
+    for name in "mrv2lab.runtime mrv2lab.ops mrv2lab.memory mrv2lab.runner_v1.buffers mrv2lab.observer contextlib copy "
+    "torch warnings _py_warnings".split()
 )
 
 

@@ -45,8 +45,9 @@ class Table(ABC):
     gpu: torch.Tensor
 
     @abstractmethod
-    def publish(self) -> None:
-        """Make the present truth readable by kernels queued from now on. At most once a step."""
+    def publish(self, rows: int | None = None) -> None:
+        """Make the present truth readable by kernels queued from now on, or its first ``rows`` rows: what lies behind
+        them in ``gpu`` is unspecified then. At most once a step."""
 
 
 class TransferPolicy(ABC):
@@ -77,7 +78,13 @@ class TransferPolicy(ABC):
 
 
 class DeviceUpload(Upload):
-    """Into a device buffer at a fixed address; grows to the next power of two."""
+    """Into a device buffer at a fixed address; grows to the next power of two.
+
+    Two ways to send: :meth:`send` takes the values; or the caller fills ``np`` in place and calls :meth:`send_first`.
+    """
+
+    np: Array
+    """[size] host array for :meth:`send_first`: the pinned source itself, or what is copied into a temporary."""
 
     def __init__(self, rt: Runtime, name: str, size: int, dtype: torch.dtype) -> None:
         self.rt = rt
@@ -88,6 +95,13 @@ class DeviceUpload(Upload):
     def _grow(self, size: int) -> None:
         self.size = size
         self.device = self.rt.zeros(size, self.dtype, name=self.name)
+        self._first = self.device
+
+    def first(self, n: int) -> torch.Tensor:
+        """The first ``n`` elements of ``device``. The view is kept, since steps in a row ask for the same one."""
+        if len(self._first) != n:
+            self._first = self.device[:n]
+        return self._first
 
     @abstractmethod
     def pinned(self, size: int) -> torch.Tensor:
@@ -100,9 +114,13 @@ class DeviceUpload(Upload):
             self._grow(next_power_of_2(n))
         source = self.pinned(n)
         self.rt.publish(source, values)
-        target = self.device if n == self.size else self.device[:n]
+        target = self.first(n)
         self.rt.h2d(target, source if len(source) == n else source[:n])
         return target
+
+    def send_first(self, n: int) -> torch.Tensor:
+        """Send the first ``n`` elements of ``np``; returns a tensor of that length. ``n`` is at most ``size``."""
+        return self.send(self.np[:n])
 
 
 class _StaticUpload(DeviceUpload):
@@ -111,14 +129,25 @@ class _StaticUpload(DeviceUpload):
     def _grow(self, size: int) -> None:
         super()._grow(size)
         self._pinned = self.rt.empty(size, self.dtype, name=f"{self.name}.pinned", place="pinned")
+        self.np = self._pinned.numpy()
 
     def pinned(self, size: int) -> torch.Tensor:
         """See :meth:`DeviceUpload.pinned`."""
         return self._pinned
 
+    def send_first(self, n: int) -> torch.Tensor:
+        """See :meth:`DeviceUpload.send_first`. The values are in the source already."""
+        target = self.first(n)
+        self.rt.h2d(target, self._pinned if n == self.size else self._pinned[:n])
+        return target
+
 
 class _TemporaryUpload(DeviceUpload):
     """From a pinned temporary; the queued copy keeps it alive (CUDA: the caching host allocator does)."""
+
+    def _grow(self, size: int) -> None:
+        super()._grow(size)
+        self.np = torch.empty(size, dtype=self.dtype).numpy()
 
     def pinned(self, size: int) -> torch.Tensor:
         """See :meth:`DeviceUpload.pinned`."""
@@ -137,7 +166,7 @@ class _PoolUpload(Upload):
 
 
 class _CopiedTable(Table):
-    """Copied whole into device memory at each publish."""
+    """Copied into device memory at each publish, whole or its first rows."""
 
     def __init__(self, rt: Runtime, name: str, shape: Shape, dtype: torch.dtype, pinned_truth: bool) -> None:
         self.rt = rt
@@ -147,14 +176,20 @@ class _CopiedTable(Table):
         self.np = self.host.numpy()
         self.np.fill(0)
         self.gpu = rt.zeros(shape, dtype, name=name)
+        self._rows = self.gpu
 
-    def publish(self) -> None:
+    def publish(self, rows: int | None = None) -> None:
         """See :meth:`Table.publish`."""
-        source = self.host
+        source, target = self.host, self.gpu
+        if rows is not None and rows < len(self.np):
+            if len(self._rows) != rows:
+                self._rows = self.gpu[:rows]
+            source, target = source[:rows], self._rows
         if not self._pinned_truth:
+            values = self.np if rows is None else self.np[:rows]
             source = self.rt.empty(tuple(source.shape), source.dtype, name=f"{self.name}.tmp", place="pinned")
-            self.rt.publish(source, self.np)
-        self.rt.h2d(self.gpu, source)
+            self.rt.publish(source, values)
+        self.rt.h2d(target, source)
 
 
 class _PooledTable(Table):
@@ -165,9 +200,9 @@ class _PooledTable(Table):
         self._pool = UvaBufferPool(rt, shape, dtype, depth, name)
         self.gpu = self._pool.slots[-1].gpu
 
-    def publish(self) -> None:
+    def publish(self, rows: int | None = None) -> None:
         """See :meth:`Table.publish`."""
-        self.gpu = self._pool.copy_to_uva(self.np)
+        self.gpu = self._pool.copy_to_uva(self.np) if rows is None else self._pool.copy_rows(self.np[:rows])
 
 
 class Unsafe(TransferPolicy):
@@ -191,17 +226,18 @@ class Barrier(Unsafe):
 
     def __init__(self, rt: Runtime, depth: int = 2) -> None:
         super().__init__(rt, depth)
-        self._event = rt.event("prepare_inputs")
+        self.event = rt.event("prepare_inputs")
+        """Recorded behind a step's copies; V1 waits for it with its own context manager."""
 
     @contextmanager
     def prepare(self) -> Iterator[None]:
         """See :meth:`TransferPolicy.prepare`."""
         with self.rt.observer.span("barrier_wait"):
-            self._event.synchronize()
+            self.event.synchronize()
         try:
             yield
         finally:
-            self._event.record(self.rt.main)
+            self.event.record(self.rt.main)
 
 
 class PinnedCopy(TransferPolicy):

@@ -57,6 +57,14 @@ class UvaBufferPool:
 
     def copy_to_uva(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
         """Write ``values`` into the next slot, now; returns the slot's first ``len(values)`` elements for kernels."""
+        slot = self._write(values)
+        return slot.gpu if len(values) == len(slot.np) else slot.gpu[: len(values)]
+
+    def copy_rows(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Write ``values`` into the first rows of the next slot, now; returns the whole slot."""
+        return self._write(values).gpu
+
+    def _write(self, values: np.ndarray[Any, Any]) -> UvaBuffer:
         index = self._published % len(self.slots)
         self._published += 1
         slot = self.slots[index]
@@ -67,4 +75,4 @@ class UvaBufferPool:
             shape = (next_power_of_2(len(values)), *slot.np.shape[1:])
             slot = self.slots[index] = UvaBuffer(self.rt, shape, self.dtype, f"{self.name}.uva{index}")
         self.rt.publish(slot.gpu, values)
-        return slot.gpu if len(values) == len(slot.np) else slot.gpu[: len(values)]
+        return slot

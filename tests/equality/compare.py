@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.ops.noise import noise_spec
-from mrv2lab.protocol import SamplingParams
+from mrv2lab.check.compare import BFLOAT16_BOUND, FLOAT32_BOUND, NearReport, judge
 from tests.equality.harness import Trace
-
-FLOAT32_BOUND = 1e-3
-BFLOAT16_BOUND = 2e-2
-MOST_EXCUSED = 0.005
 
 
 @torch.inference_mode()
@@ -36,31 +30,6 @@ def reference_logits(model: Any, trace: Trace) -> dict[str, torch.Tensor]:
         for row, (req_id, prompt, tokens) in enumerate(some):
             made[req_id] = model.lm_head(hidden[row, len(prompt) - 1 : len(prompt) + len(tokens) - 1])
     return made
-
-
-@dataclass
-class NearReport:
-    """Rows compared, tokens excused, and the worst max|d| / max|ref|."""
-
-    rows: int = 0
-    excused: int = 0
-    worst: float = 0.0
-    ratios: list[float] = field(default_factory=list)
-    """Each row's max|d| / max|ref|."""
-    excuses: list[str] = field(default_factory=list)
-
-    def __iadd__(self, other: NearReport) -> NearReport:
-        self.rows += other.rows
-        self.excused += other.excused
-        self.worst = max(self.worst, other.worst)
-        self.ratios += other.ratios
-        self.excuses += other.excuses
-        return self
-
-    def check(self) -> None:
-        """At most 0.5 % excused."""
-        assert self.rows
-        assert self.excused <= MOST_EXCUSED * self.rows, f"{self.excused} of {self.rows} excused: {self.excuses[:5]}"
 
 
 def compare_near(
@@ -86,31 +55,12 @@ def compare_near(
             first = len(output.prompt_token_ids) - 1
             scored = (trace.params[req_id], trace.seeds[req_id])
             for index, token in enumerate(output.token_ids):
-                excuse = _judge(want[index].numpy(), float(off[index]), token, *scored, first + index)
-                if excuse is not None:
+                verdict = judge(want[index].numpy(), float(off[index]), token, *scored, first + index)
+                assert verdict.kind != "wrong", f"{req_id} output {index}: {verdict.text}"
+                if verdict.kind == "excused":
                     report.excused += 1
-                    report.excuses.append(f"{req_id} output {index}: {excuse}")
+                    report.excuses.append(f"{req_id} output {index}: {verdict.text}")
     return report
-
-
-def _judge(
-    logits: np.ndarray[Any, Any], off: float, token: int, params: SamplingParams, seed: int, position: int
-) -> str | None:
-    """None if ``token`` is the reference's choice by a clear margin; the excuse if the margin is too small to say."""
-    scores, unit = logits, 1.0
-    temperature = np.float32(params.temperature)
-    if temperature != 0:
-        scores = logits / temperature + noise_spec(seed, position, len(logits))
-        unit = 1.0 / float(temperature)
-    second, best = np.partition(scores, -2)[-2:]
-    margin = float(best - second)
-    if margin > 4 * off * unit:
-        choice = int(scores.argmax())
-        assert token == choice, (
-            f"token {token}, but the reference's is {choice} by {margin:.3g} (off by {off * unit:.3g}) at {position}"
-        )
-        return None
-    return f"margin {margin:.3g} <= 4 x {off * unit:.3g}"
 
 
 def off_by(got: torch.Tensor, want: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -17,7 +17,8 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.outputs import RequestOutput
 from mrv2lab.engine.records import SchedulerStats
 from mrv2lab.engine.workload import Workload
-from mrv2lab.protocol import ForwardInputs, ModelRunnerOutput, MRV2SchedulerOutput, SamplingParams
+from mrv2lab.protocol import ForwardInputs, ModelRunnerOutput, SamplingParams
+from mrv2lab.runner_v1 import ModelRunnerV1
 
 CAPTURE = "test.capture"
 
@@ -128,7 +129,7 @@ class _Worker:
         self.fetched: list[tuple[ModelRunnerOutput, dict[str, int]]] = []
         self._counts: dict[str, int] = {}
 
-    def execute_model(self, output: MRV2SchedulerOutput) -> bool:
+    def execute_model(self, output: Any) -> bool:
         for request in output.new_reqs:
             assert self.seeds.setdefault(request.req_id, request.seed) == request.seed, "resumption keeps the seed"
         self._counts = dict(output.num_scheduled_tokens)
@@ -188,7 +189,7 @@ def recording(engine: Engine) -> Iterator[Recorder]:
     try:
         yield recorder
     finally:
-        runner.model = runner.model.inner  # type: ignore[attr-defined]
+        runner.model = runner.model.inner
         engine.core.worker = worker
 
 
@@ -232,9 +233,15 @@ def run_workload(
 def check_the_end(engine: Engine, trace: Trace) -> None:
     """Nothing leaked, nobody forgotten, every wasted row counted."""
     assert all(output.finished for output in trace.outputs.values())
-    state, kv = engine.worker.runner.req_states, engine.scheduler.kv
-    live = set(state.index_to_req_id)
-    assert sorted([*state.free_indices, *live]) == list(range(state.max_num_reqs)), "a row is leaked or free twice"
+    runner, kv = engine.worker.runner, engine.scheduler.kv
+    if isinstance(runner, ModelRunnerV1):
+        batch, live = runner.input_batch, set(runner.requests)
+        assert not batch.num_reqs and not batch.req_ids and not batch.generators, "a row is leaked"
+        assert not any(table.np.any() for table in batch.block_table.groups), "a block row was not cleared"
+    else:
+        state = runner.req_states
+        live = set(state.index_to_req_id)
+        assert sorted([*state.free_indices, *live]) == list(range(state.max_num_reqs)), "a row is leaked or free twice"
     assert not engine.scheduler.requests and not engine.scheduler.running and not engine.scheduler.waiting
     assert not live, "the last step told the runner of everybody's end"
     assert kv.pool.num_free == kv.pool.num_usable, "a block is leaked"

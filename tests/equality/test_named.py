@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from mrv2lab.check.workloads import transport
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import Arrival, Workload, burst
 from mrv2lab.protocol import SamplingParams
 from tests.equality.compare import compare_exact, compare_near, reference_logits
 from tests.equality.harness import Trace, run_workload
 from tests.equality.models import MODELS, hf_model, source
-from tests.equality.settings import transport
 
 each_model = pytest.mark.parametrize("model", MODELS)
 STREAMS = ("deferred", "lag0", "lag1", "lag2", "threaded")

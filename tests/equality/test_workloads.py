@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from mrv2lab.check.workloads import Case, pairs
 from tests.equality.compare import NearReport, compare_exact, compare_near, reference_logits
 from tests.equality.models import hf_model, source
-from tests.equality.settings import COUNT, FACTORS, QUICK, Case, all_pairs, label, make_case, pairs, run_case, settings
+from tests.equality.settings import COUNT, FACTORS, QUICK, all_pairs, label, make_case, run_case, settings
 
 CASES = [
     pytest.param(index, id=label(index), marks=[] if index < QUICK else [pytest.mark.slow]) for index in range(COUNT)

@@ -11,23 +11,27 @@ from mrv2lab.ops.apply_write import apply_write
 from mrv2lab.ops.checksum import checksum
 from mrv2lab.ops.combine_tokens import combine_tokens
 from mrv2lab.ops.expand_idx_mapping import expand_idx_mapping
+from mrv2lab.ops.flat_pos_seq_lens import flat_pos_seq_lens
 from mrv2lab.ops.fused_apply_write import fused_apply_write
 from mrv2lab.ops.gather_block_tables import gather_block_tables
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.pos_seq_lens import pos_seq_lens
 from mrv2lab.ops.post_update import post_update, post_update_num_computed
 from mrv2lab.ops.prefill_inputs import prefill_inputs
+from mrv2lab.ops.scatter_sampled import scatter_sampled
 from mrv2lab.ops.slot_mapping import slot_mapping
 from tests.ops import (
     test_apply_write,
     test_combine_tokens,
     test_expand_idx_mapping,
+    test_flat_pos_seq_lens,
     test_fused_apply_write,
     test_gather_block_tables,
     test_num_sampled,
     test_pos_seq_lens,
     test_post_update,
     test_prefill_inputs,
+    test_scatter_sampled,
     test_slot_mapping,
 )
 from tests.ops.backends import compile_for_gpu, implementation
@@ -46,6 +50,8 @@ CHECKS = {
     post_update_num_computed: test_post_update.check_num_computed,
     gather_block_tables: test_gather_block_tables.check,
     slot_mapping: test_slot_mapping.check,
+    flat_pos_seq_lens: test_flat_pos_seq_lens.check,
+    scatter_sampled: test_scatter_sampled.check,
 }
 
 

@@ -87,6 +87,28 @@ def _pos_seq_lens(batch: dict[str, Any], rng: Any) -> Case:
     return Case(args | {"seq_lens": poisoned(8), "num_reqs": 4}, _batch_loads(batch, *names))
 
 
+def _flat_pos_seq_lens(batch: dict[str, Any], rng: Any) -> Case:
+    lengths, t = np.diff(batch["query_start_loc"])[:4], batch["query_start_loc"][-1]
+    args = {
+        "req_indices": np.repeat(np.arange(4), lengths),
+        "query_pos": np.concatenate([np.arange(n) for n in lengths]),
+        "num_computed_tokens": batch["num_computed_tokens"],
+        "num_scheduled_tokens": np.append(lengths, [POISON] * 4).astype(np.int32),
+        "positions": poisoned(t + 3, dtype=np.int64),
+        "seq_lens": poisoned(8),
+    }
+    tokens = {name: set(range(t)) for name in ("req_indices", "query_pos")}
+    requests = {name: set(range(4)) for name in ("num_computed_tokens", "num_scheduled_tokens")}
+    return Case(args | {"num_tokens": int(t), "num_reqs": 4}, tokens | requests)
+
+
+def _scatter_sampled(batch: dict[str, Any], rng: Any) -> Case:
+    sampled = rng.integers(0, 1000, (6, 1))
+    args = {"token_indices": np.array([0, 4, 7, POISON]), "prev_rows": np.array([5, 0, 2, POISON])}
+    loads = {name: set(range(3)) for name in args} | {"prev_sampled": {5, 0, 2}}
+    return Case(args | {"prev_sampled": sampled, "input_ids": poisoned(9), "count": 3}, loads)
+
+
 def _checksum(batch: dict[str, Any], rng: Any) -> Case:
     table, lengths = batch["all_token_ids"], batch["total_len"]
     valid = {row * table.shape[1] + c for row in range(len(table)) for c in range(lengths[row])}

@@ -281,3 +281,56 @@ def test_a_nameless_temporary_is_noticed(cpu: CpuRuntime, monkeypatch: pytest.Mo
     monkeypatch.setattr(cpu.registry, "name", lambda t: "?" if name(t).endswith(".tmp") else name(t))
     with pytest.raises(AssertionError):
         _every_copy_has_a_name(cpu, "pinned_copy")
+
+
+# -- first rows, and arrays filled in place ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_table_publishes_its_first_rows(rt: Runtime, policy: str) -> None:
+    """V1 sends the rows of the batch; what lies behind them is nobody's to read."""
+    table = POLICIES[policy](rt, 2).table("table", (4, 3), torch.int32)
+    for step, rows in enumerate([2, 4, 1, 3, None]):
+        table.np[:] = 100 * step + np.arange(12).reshape(4, 3)
+        table.publish(rows)
+        rt.synchronize()
+        assert tuple(table.gpu.shape) == (4, 3)
+        assert seen(rt, table.gpu.view(-1))[: 3 * (rows or 4)] == table.np[:rows].reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_the_first_rows_are_copied(policy: str) -> None:
+    rt = CpuRuntime()
+    table = POLICIES[policy](rt, 2).table("table", (4, 3), torch.int32)
+    kept = EventLog()
+    rt.observer = kept
+    table.publish(2)
+    assert {mark.nbytes for mark in kept.marks if mark.kind in ("h2d", "publish")} == {2 * 3 * 4}
+
+
+@pytest.mark.parametrize("policy", SAFE)
+def test_an_array_filled_in_place_is_right_with_two_steps_in_flight(rt: Runtime, policy: str) -> None:
+    transfers = POLICIES[policy](rt, 2)
+    upload = transfers.upload("array", 5, torch.int64)
+    kept = []
+    for step, n in enumerate([3, 5, 1, 4]):
+        with transfers.prepare():
+            upload.np[:] = np.arange(5) + 10 * step
+            sent = upload.send_first(n)
+        assert len(sent) == n
+        target = rt.empty(n, torch.int64, name="kept")
+        rt.run("copy", target, sent, reads=(sent,), writes=(target,))
+        kept.append((target, (np.arange(n) + 10 * step).tolist()))
+    assert [seen(rt, target) for target, _ in kept] == [right for _, right in kept]
+
+
+def test_a_pinned_array_is_copied_from_where_it_was_filled() -> None:
+    """V1's own way pays for no second copy on the host."""
+    rt, kept = CpuRuntime(), EventLog()
+    for policy, kinds in (("barrier", ["h2d"]), ("pinned_copy", ["publish", "h2d"])):
+        upload = POLICIES[policy](rt, 2).upload(f"array.{policy}", 5, torch.int64)
+        rt.observer = kept
+        kept.clear()
+        upload.np.fill(3)
+        upload.send_first(2)
+        assert [mark.kind for mark in kept.marks] == kinds

@@ -1,0 +1,119 @@
+"""What a runner's device had in a step, cloned by queued work: nothing is read early and nothing waits.
+
+One segment more a step, behind the logits, copies the model's inputs and the logits where the device's work runs, so
+that what a race would corrupt is corrupt in the copy too. It is read once the step's own output was waited for. Both
+runners give the model the same :class:`ForwardInputs`, so this knows neither.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.check.compare import Captured
+from mrv2lab.protocol import ForwardInputs, ModelRunnerOutput
+from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import PinnedCopy
+
+CAPTURE = "twin.capture"
+FORCE = "twin.force"
+LEAVE = -1
+"""In place of a forced token: the runner's own stays."""
+
+
+class Capture:
+    """Stands between a runner and its model, and overwrites its tokens where it is told to.
+
+    Once a runtime: it binds two names there.
+    """
+
+    def __init__(self, rt: Runtime, runner: Any, max_num_reqs: int) -> None:
+        self.rt = rt
+        self.runner = runner
+        self.model = runner.model
+        self.inputs: ForwardInputs | None = None
+        self._steps: deque[tuple[torch.Tensor, ...]] = deque()
+        self._chosen: deque[torch.Tensor] = deque()
+        self._tokens = PinnedCopy(rt).upload("twin.forced", max_num_reqs, torch.int64)
+        rt.register(CAPTURE, self._capture)
+        rt.register(FORCE, self._force)
+        runner.model = self
+
+    # -- the model's two calls -----------------------------------------------------------------------------------------
+
+    def forward(self, inputs: ForwardInputs) -> torch.Tensor:
+        """As the model's; hidden states [t, H]."""
+        self.inputs = inputs
+        hidden: torch.Tensor = self.model.forward(inputs)
+        return hidden
+
+    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+        """As the model's, logits [n, V], with the capturing segment behind it."""
+        logits: torch.Tensor = self.model.compute_logits(logits_indices, n)
+        assert self.inputs is not None
+        groups = self.inputs.attn_metadata
+        reads = [logits, logits_indices, self.inputs.input_ids, self.inputs.positions]
+        reads += [groups[0].query_start_loc, groups[0].seq_lens]
+        reads += [group.block_table for group in groups] + [group.slot_mapping for group in groups]
+        self.rt.run(CAPTURE, *reads, reads=tuple(reads))
+        return logits
+
+    def _capture(self, logits: torch.Tensor, *rest: torch.Tensor) -> None:
+        """Runs as queued work, perhaps in another thread."""
+        self._steps.append((logits.to(torch.float32, copy=True), *(tensor.clone() for tensor in rest)))
+
+    # -- the runner's hook ---------------------------------------------------------------------------------------------
+
+    def force(self, tokens: Mapping[str, int]) -> None:
+        """In the next ``sample_tokens``, write these tokens over the requests' own; {}: let all stand."""
+        if not tokens:
+            self.runner.force = None
+            return
+
+        def hook(req_ids: list[str], sampled: torch.Tensor) -> None:
+            values = np.array([tokens.get(req_id, LEAVE) for req_id in req_ids], np.int64)
+            forced = self._tokens.send(values)
+            self.rt.run(FORCE, sampled, forced, reads=(forced,), writes=(sampled,))
+
+        self.runner.force = hook
+
+    def _force(self, sampled: torch.Tensor, forced: torch.Tensor) -> None:
+        first = sampled[:, 0]
+        self._chosen.append(first.clone())
+        first.copy_(torch.where(forced >= 0, forced, first))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def take(self, output: ModelRunnerOutput, forced: bool) -> Captured:
+        """The oldest captured step, whose output was waited for. ``forced``: whether its tokens were overwritten."""
+        if not self._steps:
+            # Only a runner that hands its output over too early gets here.
+            self.rt.synchronize()
+        logits, indices, ids, positions, starts, lens, *rest = [part.cpu().numpy() for part in self._steps.popleft()]
+        groups = len(rest) // 2
+        count = len(output.req_ids)
+        chosen = [tokens[0] if tokens else LEAVE for tokens in output.sampled_token_ids]
+        if forced:
+            chosen = self._chosen.popleft().tolist()
+        return Captured(
+            step=output.step,
+            req_ids=output.req_ids,
+            sampled=output.sampled_token_ids,
+            chosen=chosen,
+            input_ids=ids,
+            positions=positions,
+            query_start_loc=starts[: count + 1],
+            seq_lens=lens[:count],
+            block_tables=tuple(table[:count] for table in rest[:groups]),
+            slot_mappings=tuple(rest[groups:]),
+            logits=logits,
+            logits_indices=indices,
+        )
+
+    def detach(self) -> None:
+        """Give the runner its model back."""
+        self.runner.model, self.runner.force = self.model, None

@@ -1,0 +1,127 @@
+"""The experiment of the design document on the real runner: one transfer policy, a request more every step.
+
+Every step one request of the same shape arrives and, in the steady state, one ends, so that every step sends every
+table and array and none is sent twice alike. The same schedule runs once more with a safe policy: its tokens are right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import pandas as pd
+
+from mrv2lab.check.races import Hazard, RaceDetector
+from mrv2lab.config import TransferName
+from mrv2lab.engine.engine import Engine
+from mrv2lab.engine.workload import steady
+from mrv2lab.runtime.clock import CostModel
+from mrv2lab.runtime.cpu import CpuRuntime
+
+Where = Literal["deferred", "threaded", "cuda"]
+
+SLOW_DEVICE = CostModel(launch_ns=1_000_000)
+"""A modelled launch of 1 ms makes the deferred stream device-bound beside any host, as the spin makes a GPU. The time
+is virtual: nobody waits for it."""
+SPIN_MS = 20.0
+MAX_STEPS = 200
+"""Wrong counters grow; with more steps they would leave the tables."""
+
+_SHAPE: dict[str, Any] = {"max_num_reqs": 16, "max_num_batched_tokens": 128, "max_model_len": 256, "num_blocks": 128}
+_PROMPT, _OUTPUT = 8, 6
+
+
+@dataclass(frozen=True, slots=True)
+class RaceReport:
+    """What one run showed."""
+
+    policy: str
+    depth: int
+    where: str
+    runner: str
+    steps: int
+    corrupted_steps: list[int]
+    """Steps in which the device read other bytes than the host had queued."""
+    hazards: list[Hazard]
+    wrong_tokens: dict[int, int]
+    """Step -> tokens that differ from the safe run's."""
+    waits: pd.DataFrame
+    """See :func:`mrv2lab.check.waits.waits_by_cause`."""
+    wait_ns: int
+    """Of all waits but those for the output; modelled on a deferred stream."""
+    error: str | None
+    """Why the run ended early: corrupt indices can make queued work fail."""
+
+    @property
+    def buffers(self) -> list[str]:
+        """The buffers that hazards name, in alphabetical order."""
+        return sorted({hazard.buffer for hazard in self.hazards})
+
+
+def race(
+    policy: TransferName,
+    *,
+    depth: int = 2,
+    where: Where = "deferred",
+    steps: int = 30,
+    runner: str = "mrv2",
+    model: str = "tiny",
+    spin_ms: float = SPIN_MS,
+    **options: Any,
+) -> RaceReport:
+    """Run ``steps`` turns under a :class:`RaceDetector`. ``depth``: slots of each UVA pool. ``spin_ms``: CUDA only.
+    ``options``: further keywords of the policy's :class:`Engine` (V1's ``protected``, say).
+
+    Raises ``ValueError`` for a name or a number out of range, ``DeviceMissing`` for a GPU that is not there.
+    """
+    if where not in get_args(Where):
+        raise ValueError(f"stream must be one of {get_args(Where)}, got {where!r}")
+    if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"steps must lie between 1 and {MAX_STEPS}, got {steps!r}")
+    machine = {"device": "cuda"} if where == "cuda" else {"device": "cpu", "stream": where}
+    shared: dict[str, Any] = {"model": model, "runner": runner, **_SHAPE, **machine}
+    with Engine(**shared, transfer=policy, pool_depth=depth, **options) as engine:
+        if where == "deferred":
+            assert isinstance(engine.rt, CpuRuntime)
+            engine.rt.costs = SLOW_DEVICE
+        error: str | None = None
+        tokens: dict[int, dict[str, list[int]]] = {}
+        with RaceDetector(engine, spin_ms=spin_ms if where == "cuda" else 0.0) as races:
+            try:
+                _turns(engine, steps, tokens)
+            except Exception as raised:  # whatever corrupt state led to
+                error = f"{type(raised).__name__}: {raised}"
+        safe: dict[int, dict[str, list[int]]] = {}
+        if error is None or where != "cuda":  # after a fatal CUDA error the process has no device any more
+            with Engine(**shared, transfer="pinned_copy") as reference:
+                _turns(reference, steps, safe)
+    wrong = {step: count for step in tokens if (count := _differences(tokens[step], safe.get(step, {})))}
+    return RaceReport(
+        policy,
+        depth,
+        where,
+        runner,
+        engine.num_steps,
+        races.corrupted_steps,
+        races.hazards,
+        wrong,
+        races.waits,
+        races.wait_ns,
+        error,
+    )
+
+
+def _turns(engine: Engine, steps: int, tokens: dict[int, dict[str, list[int]]]) -> None:
+    """Fill in step -> request -> its tokens of that step."""
+    workload = steady(steps, every=1, prompt_len=_PROMPT, max_tokens=_OUTPUT)
+    for arrival in workload.resolve(engine.config.model.vocab_size):
+        assert isinstance(arrival.prompt, tuple)
+        engine.submit(arrival.prompt, arrival.params)
+        engine.step()
+        output = engine.core.last_output
+        if output is not None:
+            tokens[output.step] = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
+
+
+def _differences(tokens: dict[str, list[int]], safe: dict[str, list[int]]) -> int:
+    return sum(tokens[req_id] != safe[req_id] for req_id in tokens.keys() & safe.keys())

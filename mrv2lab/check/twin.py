@@ -1,0 +1,349 @@
+"""Two runners on one schedule: a's output drives it, b is held against a, step by step, until the first difference.
+
+Where b's tokens must agree with a's, both run a step at the same time and b is compared before the scheduler hears of
+a's output. Where b is given a's tokens (the near class, and sampled requests of a V1/MRV2 pair, whose draws agree in
+law only), b follows one output behind: a's tokens are on the host by then, and nobody waits for them. So both runners
+keep as many steps in flight as alone, and what is compared was cloned by queued work (``check/capture.py``). Comparing
+costs the clones, and on a GPU copies that wait: the times of a twin's run mean nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mrv2lab.check.compare import (
+    BFLOAT16_BOUND,
+    FLOAT32_BOUND,
+    Captured,
+    Difference,
+    Equality,
+    NearReport,
+    Rules,
+    compare_step,
+)
+from mrv2lab.check.side import Launched, Side, Weights, make_side, weights_of
+from mrv2lab.config import EngineConfig
+from mrv2lab.engine.async_scheduler import AsyncScheduler
+from mrv2lab.engine.records import RequestUpdate
+from mrv2lab.engine.request import Request
+from mrv2lab.engine.scheduler import Scheduler
+from mrv2lab.engine.workload import Workload
+from mrv2lab.protocol import ModelRunnerOutput, SamplingParams, SchedulerOutput
+
+
+@dataclass(frozen=True)
+class TwinReport:
+    """How far two runners agreed. ``rows`` are sampled rows compared, ``excused`` of them by a margin too small."""
+
+    equality: Equality
+    names: tuple[str, str]
+    steps: int
+    near: NearReport
+    difference: Difference | None
+    tokens: dict[str, list[int]]
+    """Output token ids by request."""
+    stats: Any
+    """The scheduler's counters."""
+
+    @property
+    def equal(self) -> bool:
+        """No difference was found. Excuses are judged over many runs: see ``NearReport.too_many_excused``."""
+        return self.difference is None
+
+    @property
+    def rows(self) -> int:
+        """Rows compared."""
+        return self.near.rows
+
+    @property
+    def excused(self) -> int:
+        """Rows whose tokens differ, or may, where a's margin is too small to say."""
+        return self.near.excused
+
+    def __str__(self) -> str:
+        seen = f"{self.steps} steps, {self.rows} rows, {self.excused} excused"
+        if self.difference is None:
+            return f"{' and '.join(self.names)} are equal ({self.equality}): {seen}"
+        return f"{' and '.join(self.names)} differ ({self.equality}) after {seen}: {self.difference}"
+
+
+@dataclass
+class _Step:
+    """A step between its schedule and its comparison."""
+
+    schedule: SchedulerOutput
+    message_b: Any
+    forced: bool
+    a: Launched | None = None
+    b: Launched | None = None
+    launched_b: bool = False
+    captured_a: Captured | None = None
+    params: dict[str, tuple[SamplingParams, int]] = field(default_factory=dict)
+
+
+class Twin:
+    """One scheduler, two sides. See the module's docstring.
+
+    ``equality`` None: the class that DESIGN.md gives this pair. Use it in a ``with``, or call :meth:`close`.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, a: Side, b: Side, *, equality: Equality | None = None, seed: int | None = 0
+    ) -> None:
+        self.scheduler, self.a, self.b = scheduler, a, b
+        self.equality: Equality = equality or equality_of(a, b)
+        config = a.config
+        self.depth = config.scheduler.max_concurrent_steps
+        wide = config.model.dtype == "float32"
+        self.rules = Rules(
+            self.equality,
+            (config.cache.block_size,),
+            bound=FLOAT32_BOUND if wide else BFLOAT16_BOUND,
+            tokens=wide or self.equality == "exact",
+            draws=a.kind == b.kind and (a.kind == "mrv2" or self.equality == "exact"),
+            names=(a.name, b.name),
+        )
+        self.near = NearReport()
+        self.difference: Difference | None = None
+        self.steps = 0
+        """Steps with tokens that were compared."""
+        self.tokens: dict[str, list[int]] = {}
+        self._project_a = a.projection(scheduler.requests)
+        self._project_b = b.projection(scheduler.requests)
+        self._requests: dict[str, tuple[SamplingParams, int]] = {}
+        self._rng = np.random.default_rng(seed)
+        self._forces = self.equality == "near"
+        self._in_flight: deque[_Step] = deque()
+        self._following: deque[_Step] = deque()
+
+    @classmethod
+    def build(
+        cls,
+        a: EngineConfig,
+        b: EngineConfig,
+        *,
+        weights: Weights | None = None,
+        equality: Equality | None = None,
+        seed: int | None = 0,
+        around_b: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Twin:
+        """From two configs, with the same weights (None: the model's random ones). ``around_b`` is entered around all
+        of b's host work: a mutant of ``mrv2lab.teach.mutants`` there breaks b alone.
+
+        Raises ``ValueError`` for configs that no schedule could serve both.
+        """
+        refuse_unlike(a, b)
+        weights = weights if weights is not None else weights_of(a.model)
+        names = side_names(a, b)
+        side_a = make_side(a, weights, names[0])
+        try:
+            side_b = make_side(b, weights, names[1], around_b)
+        except BaseException:
+            side_a.close()
+            raise
+        kind = AsyncScheduler if a.scheduler.async_scheduling else Scheduler
+        return cls(kind(a.scheduler, a.cache, a.spec), side_a, side_b, equality=equality, seed=seed)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, req_id: str, prompt: Sequence[int], params: SamplingParams | None = None, *, priority: int = 0
+    ) -> None:
+        """Queue one request, given as token ids. Raises ``ValueError`` as the scheduler does."""
+        params = params if params is not None else SamplingParams()
+        seed = int(self._rng.integers(-(2**63), 2**63 - 1))
+        request = Request(
+            req_id,
+            prompt,
+            params,
+            seed=seed,
+            eos_token_ids=self.a.config.model.eos_token_ids,
+            arrival_time=float(len(self._requests)),
+            priority=priority,
+        )
+        self.scheduler.add_request(request)
+        self._requests[req_id] = (params, request.seed)
+        self.tokens[req_id] = []
+        if not self.rules.draws and params.temperature != 0:
+            self._forces = True
+
+    def abort(self, req_id: str) -> bool:
+        """End a request; False if it has ended already."""
+        if req_id not in self.scheduler.requests:
+            return False
+        self.scheduler.abort(req_id)
+        return True
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """Whether another :meth:`step` would do anything."""
+        return bool(self._in_flight or self._following or self.scheduler.has_work())
+
+    def step(self) -> Difference | None:
+        """One turn of the loop, as ``EngineCore.step``; the first difference once there is one. Then it is over:
+        another call raises ``RuntimeError``."""
+        if self.difference is not None:
+            raise RuntimeError(f"the twin stopped at its first difference: {self.difference}")
+        if self.scheduler.has_work():
+            schedule = self.scheduler.schedule()
+            step = self._prepare(schedule)
+            self._in_flight.append(step)
+            if len(self._in_flight) < self.depth and schedule.total_num_scheduled_tokens:
+                return None
+        if self._in_flight:
+            self._settle(self._in_flight.popleft())
+        elif self._following:
+            self._compare(self._following.popleft())
+        return self.difference
+
+    def _prepare(self, schedule: SchedulerOutput) -> _Step:
+        # A copy, since b may be told later, and so that no runner sees what another did to its message.
+        step = _Step(schedule, copy.deepcopy(self._project_b(schedule)), self._forces)
+        step.params = {req_id: self._requests[req_id] for req_id in schedule.num_scheduled_tokens}
+        step.a = self.a.launch(self._project_a(schedule), {})
+        if not step.forced:
+            self._launch_b(step, {})
+        return step
+
+    def _launch_b(self, step: _Step, tokens: dict[str, int]) -> None:
+        step.b = self.b.launch(step.message_b, tokens)
+        step.launched_b = True
+
+    def _settle(self, step: _Step) -> None:
+        output = ModelRunnerOutput(step.schedule.step, [], [])
+        if step.a is not None:
+            output, step.captured_a = self.a.fetch(step.a)
+        if not step.launched_b:
+            self._launch_b(step, self._forced_tokens(output, step.params))
+            self._following.append(step)
+            if len(self._following) >= self.depth:
+                self._compare(self._following.popleft())
+        else:
+            self._compare(step)
+        if self.difference is None:
+            self._note(self.scheduler.update_from_output(step.schedule, output))
+
+    def _forced_tokens(
+        self, output: ModelRunnerOutput, params: Mapping[str, tuple[SamplingParams, int]]
+    ) -> dict[str, int]:
+        """a's tokens, of all requests, or of the sampled ones alone in the exact class."""
+        pairs = zip(output.req_ids, output.sampled_token_ids, strict=True)
+        everybody = self.equality == "near"
+        return {
+            req_id: tokens[0] for req_id, tokens in pairs if tokens and (everybody or params[req_id][0].temperature)
+        }
+
+    def _compare(self, step: _Step) -> None:
+        if (step.a is None) != (step.b is None):
+            left, right = (side is not None for side in (step.a, step.b))
+            self.difference = Difference(
+                step.schedule.step, "batch_order", "", "batch index", 0, left, right, self.rules.names, "has tokens"
+            )
+        if step.a is None or step.b is None:
+            return
+        assert step.captured_a is not None
+        _, captured = self.b.fetch(step.b)
+        self.difference = compare_step(step.captured_a, captured, self.rules, step.params, self.near)
+        self.steps += 1
+
+    def _note(self, updates: Iterable[RequestUpdate]) -> None:
+        for update in updates:
+            self.tokens[update.req_id] += update.new_token_ids
+
+    # -- a whole workload ----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        workload: Workload,
+        *,
+        aborts: Iterable[tuple[int, int]] = (),
+        between: Callable[[Twin], None] | None = None,
+        max_steps: int = 5000,
+    ) -> TwinReport:
+        """Submit the arrivals (ids ``w0``, ``w1``, ...) at their steps, abort (step, arrival) pairs, and go on to the
+        end or to the first difference. ``between`` is called after every turn.
+
+        Raises ``RuntimeError`` after ``max_steps`` turns.
+        """
+        waiting = list(workload.resolve(self.a.config.model.vocab_size))
+        to_abort, count, turn = sorted(aborts), 0, 0
+        while (waiting or self.has_work()) and self.difference is None:
+            while waiting and waiting[0].step <= turn:
+                arrival = waiting.pop(0)
+                assert isinstance(arrival.prompt, tuple), "resolve() drew it; a twin has no tokenizer"
+                self.submit(f"w{count}", arrival.prompt, arrival.params, priority=arrival.priority)
+                count += 1
+            while to_abort and to_abort[0][0] <= turn:
+                self.abort(f"w{to_abort.pop(0)[1]}")
+            self.step()
+            if between is not None:
+                between(self)
+            turn += 1
+            if turn >= max_steps:
+                raise RuntimeError(f"no end after {max_steps} turns; unfinished: {sorted(self.scheduler.requests)}")
+        return self.report()
+
+    def report(self) -> TwinReport:
+        """What was compared so far."""
+        return TwinReport(
+            self.equality,
+            self.rules.names,
+            self.steps,
+            self.near,
+            self.difference,
+            {req_id: list(tokens) for req_id, tokens in self.tokens.items()},
+            dataclasses.replace(self.scheduler.stats),
+        )
+
+    def close(self) -> None:
+        """Give back both runtimes' threads."""
+        self.a.close()
+        self.b.close()
+
+    def __enter__(self) -> Twin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_unlike(a: EngineConfig, b: EngineConfig) -> None:
+    """Raises ``ValueError`` for two configs whose runners could not follow one schedule with one set of weights."""
+    for part in ("model", "cache", "scheduler", "spec"):
+        one, other = getattr(a, part), getattr(b, part)
+        for name in (part_field.name for part_field in dataclasses.fields(one)):
+            left, right = getattr(one, name), getattr(other, name)
+            if left != right:
+                raise ValueError(
+                    f"a twin has one schedule and one model: {part}.{name} is {left!r} in a and {right!r} in b; "
+                    "give both the same, only RunnerConfig may differ"
+                )
+
+
+def equality_of(a: Side, b: Side) -> Equality:
+    """The class of DESIGN.md: exact where both form the same batch order on the same kind of machine."""
+    machines = [(side.rt.device.type, side.rt.backend, getattr(side.rt, "threads", None)) for side in (a, b)]
+    return "exact" if machines[0] == machines[1] and a.batch_order == b.batch_order else "near"
+
+
+def side_names(a: EngineConfig, b: EngineConfig) -> tuple[str, str]:
+    """Short names that tell the two apart: the runner, and whatever else of RunnerConfig differs."""
+    differing = [
+        name.name
+        for name in dataclasses.fields(a.runner)
+        if name.name != "runner" and getattr(a.runner, name.name) != getattr(b.runner, name.name)
+    ]
+    made = []
+    for config in (a, b):
+        extra = ", ".join(f"{name}={getattr(config.runner, name)}" for name in differing)
+        made.append(f"{config.runner.runner}({extra})" if extra else config.runner.runner)
+    return ("a", "b") if made[0] == made[1] else (made[0], made[1])

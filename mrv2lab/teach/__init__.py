@@ -1,0 +1,1 @@
+"""Material for lessons: ``mutants``, deliberate bugs to be found."""

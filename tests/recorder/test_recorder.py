@@ -15,6 +15,7 @@ import pytest
 from mrv2lab.observer import WAITS, EventLog, Observer
 from mrv2lab.recorder.probes import Checksums, Probes
 from mrv2lab.recorder.recorder import Recorder
+from mrv2lab.recorder.store import CUT_SHORT
 from mrv2lab.recording.recording import Recording
 from mrv2lab.recording.schema import StepRecord
 from mrv2lab.runner import model_runner
@@ -189,7 +190,9 @@ def test_checksums_come_every_so_many_steps() -> None:
 
 def known(steps: list[StepRecord]) -> list[tuple[Any, ...]]:
     """What a step says, times and number apart."""
-    return [(s.req_ids, s.rows.tolist(), s.num_scheduled.tolist(), s.sampled, s.removed, s.finish_reasons) for s in steps]
+    return [
+        (s.req_ids, s.rows.tolist(), s.num_scheduled.tolist(), s.sampled, s.removed, s.finish_reasons) for s in steps
+    ]
 
 
 def test_a_recording_may_begin_and_end_with_steps_in_flight() -> None:
@@ -255,15 +258,17 @@ def test_a_step_that_breaks_off_is_left_out(error: type[BaseException], monkeypa
         assert all(step.sampled is not None for step in rec.recording.steps)
 
 
-def test_queued_work_that_raises_does_not_cost_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("to_file", [False, True])
+def test_queued_work_that_raises_does_not_cost_the_recording(tmp_path: Path, to_file: bool) -> None:
     with busy_engine() as engine:
         engine.rt.register("boom", lambda x: (_ for _ in ()).throw(ArithmeticError("boom")))
-        rec = Recorder(engine)
+        rec = Recorder(engine, tmp_path / "run.mrv2rec" if to_file else None)
         with pytest.raises(DeviceError), rec:
             work(engine, 10)
             engine.rt.run("boom", engine.worker.runner.num_rejected)
             work(engine, 10)
         assert len(rec.recording) >= 9
+        assert rec.recording.problems == [CUT_SHORT] and rec.recording.verify() == []
         engine.reset()
         work(engine, 5, seed=2)
 

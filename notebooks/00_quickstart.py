@@ -149,7 +149,9 @@ for transfer in ("unsafe", "barrier", "pinned_copy", "uva_pool"):
     tokens, last = record(transfer)
     waits = [mark.name for step in last for mark in step.marks if mark.kind == "synchronize"]
     barriers, outputs = waits.count("prepare_inputs"), sum(name.startswith("sampled") for name in waits)
-    print(f"{transfer:12s} {'right' if tokens == truth else 'WRONG'}   waits: {outputs} for outputs, {barriers} barriers")
+    print(
+        f"{transfer:12s} {'right' if tokens == truth else 'WRONG'}   waits: {outputs} for outputs, {barriers} barriers"
+    )
     if transfer == "unsafe":
         wrong = last
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from mrv2lab.recording.schema import StepRecord
 
-
 SETTLING = ("wait_output", "update_from_output")
 KEPT = 0.08
 """Of a gap, as a share of the launched part's length."""

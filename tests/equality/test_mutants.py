@@ -150,8 +150,8 @@ def test_a_former_owners_first_block_is_caught(monkeypatch: Patch) -> None:
     def mutant(self: BlockTables, row: int, ids: Any, *, overwrite: bool) -> None:
         append(self, row, ids, overwrite=overwrite)
         if overwrite:
-            whole = self.tables[0].pending.pop()
-            self.tables[0].stage_write(row, 1, whole.values[1:])
+            whole = self.row_tables[0].pending.pop()
+            self.row_tables[0].stage_write(row, 1, whole.values[1:])
 
     monkeypatch.setattr(BlockTables, "append_block_ids", mutant)
     assert caught()

@@ -1,4 +1,4 @@
-"""Runs that recorder tests share: arrivals, ends, aborts, preemptions, chunked prefill and prefix hits on a tiny model."""
+"""Runs that recorder tests share: arrivals, ends, aborts, preemptions, chunks and prefix hits on a tiny model."""
 
 from __future__ import annotations
 

@@ -231,9 +231,13 @@ def test_after_a_reset_the_story_goes_on_from_a_keyframe() -> None:
 def test_an_exception_in_the_block_keeps_what_was_recorded() -> None:
     with busy_engine() as engine:
         before = engine.observer
+
+        def fail(i: int) -> None:
+            if i == 7:
+                raise ZeroDivisionError
+
         with pytest.raises(ZeroDivisionError), Recorder(engine) as rec:
-            work(engine, 8)
-            raise ZeroDivisionError
+            work(engine, 8, after=fail)
         assert engine.observer is before
         assert len(rec.recording) >= 7
         engine.step()
@@ -263,10 +267,13 @@ def test_queued_work_that_raises_does_not_cost_the_recording(tmp_path: Path, to_
     with busy_engine() as engine:
         engine.rt.register("boom", lambda x: (_ for _ in ()).throw(ArithmeticError("boom")))
         rec = Recorder(engine, tmp_path / "run.mrv2rec" if to_file else None)
+
+        def boom(i: int) -> None:
+            if i == 9:
+                engine.rt.run("boom", engine.worker.runner.num_rejected)
+
         with pytest.raises(DeviceError), rec:
-            work(engine, 10)
-            engine.rt.run("boom", engine.worker.runner.num_rejected)
-            work(engine, 10)
+            work(engine, 20, after=boom)
         assert len(rec.recording) >= 9
         assert rec.recording.problems == [CUT_SHORT] and rec.recording.verify() == []
         engine.reset()
@@ -344,7 +351,7 @@ def test_a_disk_error_surfaces_at_the_end_and_the_engine_goes_on(
 def test_a_path_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     with busy_engine() as engine:
         before = engine.observer
-        with pytest.raises(OSError), Recorder(engine, tmp_path / "no" / "such" / "folder.mrv2rec"):
+        with pytest.raises(FileNotFoundError), Recorder(engine, tmp_path / "no" / "such" / "folder.mrv2rec"):
             pass
         assert engine.observer is before
         with Recorder(engine):

@@ -50,7 +50,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 lab: $(READY_LAB)  ## set up and open JupyterLab on notebooks/00_quickstart.ipynb
-	$(RUN) -m jupyterlab $(ROOT_ARGS) $(ARGS) notebooks/00_quickstart.ipynb
+	$(RUN) -m jupyterlab $(ROOT_ARGS) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(ARGS)
 
 test: $(READY_TEST)  ## set up and run the tests: no GPU, no network, under 5 minutes on 2 cores
 	$(PYTEST) $(MANY) $(ARGS)

@@ -10,6 +10,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mrv2lab.check.cli_race import race
 from mrv2lab.check.cli_twin import twin
@@ -77,6 +78,9 @@ def record(
     temperature: Annotated[float, typer.Option(help="Of the burst; 0 = greedy.")] = 0.0,
     steps: Annotated[int | None, typer.Option(help="Turns of the engine; else until every request has ended.")] = None,
     top_k: Annotated[int, typer.Option(help="Logits kept a row; 0 = none.")] = 0,
+    device_times: Annotated[
+        str, typer.Option(help="What gets a timing event: 'auto', 'launches', 'phases' or 'none'.")
+    ] = "auto",
     num_blocks: Annotated[int | None, typer.Option(help="Blocks of the KV pool; few of them preempt.")] = None,
     max_num_reqs: Annotated[int | None, typer.Option(help="Rows.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens a request may have.")] = None,
@@ -104,7 +108,7 @@ def record(
         )
         given = {name: size for name, size in sizes.items() if size is not None}
         with Engine(model, device=device, transfer=transfer, **given) as engine:  # type: ignore[arg-type]
-            recording = record_run(engine, work, out, steps=steps, top_k=top_k)
+            recording = record_run(engine, work, out, steps=steps, top_k=top_k, device_times=device_times)
         write_sidecar(out, recording)
     except (ValueError, RuntimeError, OSError, TypeError) as error:
         _fail(error)
@@ -142,9 +146,9 @@ def inspect(
     if as_json:
         typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode())
         return
-    table = Table(title=str(file.name), show_header=False)
+    table = Table(title=_plain(file.name), show_header=False)
     for name, value in facts.items():
-        table.add_row(name, "; ".join(value) or "none" if isinstance(value, list) else str(value))
+        table.add_row(name, _plain("; ".join(value) or "none" if isinstance(value, list) else str(value)))
     Console().print(table)
 
 
@@ -176,9 +180,14 @@ app.command()(race)
 app.command()(twin)
 
 
+def _plain(text: str) -> Text:
+    """``text`` from a file that may be hostile: neither markup nor anything that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+
+
 def _fail(error: Exception | str) -> NoReturn:
     """One line on stderr, whatever the message looked like, and the exit code of wrong usage."""
-    typer.echo(f"mrv2lab: {' '.join(str(error).split())}", err=True)
+    typer.echo(f"mrv2lab: {_plain(' '.join(str(error).split()))}", err=True)
     sys.exit(2)
 
 

@@ -43,6 +43,10 @@ explorer
 # | *Block tables and KV pages* | which blocks of the KV cache belong to whom, and where this step's keys and values go |
 # | *Logits* | the most likely next tokens, and the one that was drawn |
 #
+# Rows have a letter and a colour, the same in every panel. The buttons above the panels are moments of this step: what
+# you see is how things stood at the end of that phase (*before*, *apply_writes*, ...). The pictures say how they came
+# about: *record* = the engine ran at full speed and nothing waited to be looked at.
+#
 # In the first step every prompt is computed whole; from the second on each request computes one token. There is no
 # prefill phase and no decode phase, only a count of computed tokens that chases a count of known ones.
 
@@ -58,17 +62,17 @@ print({name: output.text for name, output in engine.requests.items()})
 #
 # ## 2. Inside a step
 #
-# So far you saw recordings: the engine ran at full speed, nothing waited to be looked at. The other way to look is to
-# stop between two phases. *Next phase* in the explorer does that; here it is in Python, on a step in which a fourth
-# request comes in:
+# The other way to look is *step*: the engine really stands still between two phases, and what you see is read from the
+# device. The button *Next phase* in the explorer does that; here it is in Python, on a step in which a fourth request
+# comes in:
 
 # %%
 engine.submit("A bird sat", SamplingParams(max_tokens=24), request_id="bird")
 runner = engine.worker.runner
 for phase in paused_step(engine):
-    staged = {table: len(diffs) for table, diffs in runner.staged().items()}
+    staged = sum(len(diffs) for diffs in runner.staged().values())
     computed = engine.rt.read(runner.req_states.num_computed_tokens.gpu)  # reading waits for the device
-    print(f"{phase:20s} num_computed: {computed[4:].tolist()}  staged: {', '.join(staged) or '-'}")
+    print(f"{phase:20s} num_computed of rows 4 to 7: {computed[4:].tolist()}   staged diffs: {staged}")
 
 # %% [markdown]
 # What the CPU staged in *update_states* is gone after *apply_writes*: one kernel a table applied it. The counts move in
@@ -95,10 +99,11 @@ rewind = StepExplorer(recording, index=preempted)
 rewind
 
 # %% [markdown]
-# *Scheduler's decision* says who was preempted and why; the pages it held are free. Go on with **Right** until it comes
-# back: as a new request, whose prompt is everything it had written.
+# *Scheduler's decision* says who was preempted and why; the pages it held go to others. Go on with **Right** until it
+# comes back: as a new request, whose prompt is everything it had written.
 #
-# A recording is one file: `recording.save("run.mrv2rec")`, `Recording.load(...)`. A cell can be recorded too:
+# A recording is one file: `recording.save("run.mrv2rec")`, `Recording.load(...)`. A cell can be recorded too; the name
+# behind `%%record` becomes a recording, for `StepExplorer(story)`:
 
 # %%
 # %load_ext mrv2lab
@@ -110,8 +115,8 @@ for output in fresh.generate(["Once upon a time", "The old clock"], SamplingPara
     print(output.prompt + output.text)
 
 # %% [markdown]
-# And one from a real GPU, recorded on an H200 with `mrv2lab record`: its device times are measured. The requests' texts,
-# preemptions and KV pages are there to be stepped through on any laptop.
+# And one from a real GPU, recorded on an H200 with `mrv2lab record`. Its device times are measured: see how far the
+# device's work trails the host's in *Phases of the step*.
 
 # %%
 StepExplorer("../traces/h200_stories.mrv2rec", index=30)
@@ -142,26 +147,29 @@ def record(transfer: str, **options: int):
 truth, right = record("pinned_copy", lag=0)  # lag 0: the device keeps up with the host, so nothing is overwritten
 for transfer in ("unsafe", "barrier", "pinned_copy", "uva_pool"):
     tokens, last = record(transfer)
-    waits = sum(mark.kind == "synchronize" for step in last for mark in step.marks)
-    print(f"{transfer:12s} {'right' if tokens == truth else 'WRONG'}   {waits} waits in {len(last)} steps")
+    waits = [mark.name for step in last for mark in step.marks if mark.kind == "synchronize"]
+    barriers, outputs = waits.count("prepare_inputs"), sum(name.startswith("sampled") for name in waits)
+    print(
+        f"{transfer:12s} {'right' if tokens == truth else 'WRONG'}   waits: {outputs} for outputs, {barriers} barriers"
+    )
     if transfer == "unsafe":
         wrong = last
 
 # %% [markdown]
-# `unsafe` has one buffer and nobody waits. `barrier` (vLLM's V1) waits until the previous copies are done, once a step.
+# Everybody waits for outputs, a step late; that is no harm. `unsafe` has one buffer and nobody waits for it. `barrier` (vLLM's V1) waits until the previous copies are done, once a step.
 # `pinned_copy` (the Model Runner V2 design) copies into a fresh page-locked buffer each time; `uva_pool` (vLLM today)
 # writes into the next of two slots. The corrupted run beside the right one, from the first step whose tokens differ:
 
 # %%
 differs = next(i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a.sampled != b.sampled)
-print("the state rebuilt for 'unsafe' is not the device's:", wrong.verify()[0])
+print(f"'unsafe': {len(wrong.verify())} times the device did not hold what the host had sent")
 StepExplorer(right, wrong, index=differs)
 
 # %% [markdown]
 # ## Try
 #
-# 1. In section 1, submit a fourth request and press **N**: which row does it get? The free rows are a stack, last in
-#    first out.
+# 1. In section 1, submit a fifth request and press **N** twice: which row does it get? The free rows are a stack, last
+#    in first out. (Twice, since the first **N** fetches the step that was queued before the request came.)
 # 2. Give `Engine(..., max_num_batched_tokens=8)` in the first cell and run it again: prompts are computed in chunks.
 #    *Scheduler's decision* says how long each one is.
 # 3. Submit the same prompt of 20 words twice, a step apart. The second time *Scheduler's decision* tells of a

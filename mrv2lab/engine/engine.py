@@ -145,6 +145,10 @@ class Engine:
         request_id = request_id if request_id is not None else self._next_id()
         if not isinstance(request_id, str):  # ids of two types could not be sorted in the middle of a step
             raise ValueError(f"a request id is a string, got {request_id!r}")
+        if not request_id:
+            raise ValueError("a request id has at least one character; leave it out and the engine makes one")
+        if any("\ud800" <= letter <= "\udfff" for letter in request_id):  # no file and no page could hold it
+            raise ValueError(f"request id {request_id!r} holds half of a surrogate pair; give one of whole characters")
         if not isinstance(priority, (int, np.integer)):
             raise ValueError(f"priority must be an integer (lower goes first), got {priority!r}")
         vocab = self.config.model.vocab_size

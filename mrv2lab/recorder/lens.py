@@ -300,18 +300,23 @@ def open_lens(source: Any, index: int | None = None, op: str | int = 0) -> Kerne
 
 def _number(calls: list[OpCall], index: int, op: str | int) -> int:
     names = [call.name for call in calls]
-    if op in names or op in range(len(names)):
-        return names.index(op) if isinstance(op, str) else op
+    if op in names:
+        return names.index(op)
+    if isinstance(op, (int, np.integer)) and op in range(len(names)):
+        return int(op)
     raise LensError(f"step {index} has no op {op!r}; its ops: {', '.join(dict.fromkeys(names)) or 'none'}")
 
 
 def _calls(source: Any, index: int) -> tuple[list[OpCall], int]:
     """The op calls of a step, and its index from the front."""
     try:
-        replay = source if hasattr(source, "op_calls") else Replay(getattr(source, "recording", source))
+        recording = getattr(source, "recording", source)
+        if not (hasattr(source, "op_calls") or hasattr(recording, "header")):
+            raise LensError(f"a {type(source).__name__} is no recording to look into; Recording.load(path) reads one")
+        replay = source if hasattr(source, "op_calls") else Replay(recording)
         count = len(replay)
-        if not -count <= index < count:
-            raise LensError(f"there is no step {index}; this recording has {count} to look into, from 0")
+        if not (isinstance(index, (int, np.integer)) and -count <= index < count):
+            raise LensError(f"there is no step {index!r}; this recording has {count} to look into, from 0")
         return list(replay.op_calls(index % count)), index % count
     except RecordingError as error:
         raise LensError(str(error)) from error

@@ -169,6 +169,8 @@ class Listener(Observer):
 
     def enter(self, span: _Span) -> None:
         """A phase begins."""
+        if span.name == "schedule":
+            self._depth = 0  # an interrupt may have come between a span's beginning and its `with`
         span.outer = self._phase, self._step
         span.depth = self._depth
         if not span.depth:
@@ -227,23 +229,30 @@ class Listener(Observer):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
+    def notice_reset(self) -> None:
+        """Forget what was in flight if ``engine.reset()`` was called since the last step."""
+        if self._engine.core is self._core:
+            return
+        self._core = self._engine.core
+        self._foreign = 0
+        self._number -= len(self.open)  # they will never be settled
+        self.open.clear()
+        self._probes.drop(self._number)
+        self._new_story = True
+
     def _begin(self) -> None:
         """A new step; a keyframe first where the story does not follow from the steps before."""
-        if self._engine.core is not self._core:  # engine.reset() made a new one
-            self._core = self._engine.core
-            self._foreign = 0
-            self._number -= len(self.open)  # they will never be settled
-            self.open.clear()
-            self._probes.drop(self._number)
-            self._new_story = True
+        self.notice_reset()
         step, self._step = RawStep(self._number), None
         if self._new_story:
             self._new_story = False
             runner = self._engine.worker.runner
             self._owners = dict(runner.req_states.req_id_to_index)
-            self._published = {name: table.copy() for name, table in runner.host_tables().items()}
             step.owners = dict(self._owners)
             self._keyframe(step)
+            assert step.keyframe is not None
+            # The device's, not the host's: after a reset it may lack what the host has written.
+            self._published = {name: step.keyframe[name].copy() for name in runner.host_tables()}
         self._number += 1
         self._step = step
         self.open.append(step)

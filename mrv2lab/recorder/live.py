@@ -13,6 +13,7 @@ from mrv2lab.recorder.listen import Listener
 from mrv2lab.recorder.paused import PausedStep
 from mrv2lab.recorder.readback import SYNCHRONISED, Readback
 from mrv2lab.recorder.recorder import Recorder
+from mrv2lab.recording.recording import Recording
 from mrv2lab.recording.replay import Replay
 from mrv2lab.recording.view import StepView, step_view
 
@@ -44,6 +45,11 @@ class LiveSource:
     def __len__(self) -> int:
         """Settled steps, and the one that stands still."""
         return len(self._open())
+
+    @property
+    def recording(self) -> Recording:
+        """The settled steps; grows."""
+        return self._open().recording
 
     def view(self, index: int) -> StepView:
         """See :meth:`StepSource.view`. Looking at a settled step asks nothing of the device."""
@@ -125,6 +131,11 @@ class _Shared:
             self._listener.live = None
             if isinstance(self._recorder, _OwnRecorder) and self._recorder.listener is not None:
                 self._recorder.__exit__(None, None, None)
+
+    @property
+    def recording(self) -> Recording:
+        """What the recorder has; see :attr:`LiveSource.recording`."""
+        return self._recorder.recording
 
     def _is_paused(self) -> bool:
         return self._paused is not None and self._paused.open

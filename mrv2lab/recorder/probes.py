@@ -66,9 +66,11 @@ class Probes:
                 self.checks.launch(number)
 
     def drop(self, number: int) -> None:
-        """Forget what is pending of steps from ``number`` on: they broke off."""
+        """The engine was reset: forget what is pending of steps from ``number`` on, and every checksum, since those are
+        copied behind their step's output and may have been dropped though it was waited for."""
+        self.busy = False  # an interrupt may have left it
         if self.checks is not None:
-            self.checks.pending = deque(entry for entry in self.checks.pending if entry[0] < number)
+            self.checks.pending.clear()
         if self.top is not None:
             self.top.pending = {one: entry for one, entry in self.top.pending.items() if one < number}
 

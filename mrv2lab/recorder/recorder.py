@@ -40,8 +40,8 @@ class Recorder:
     launch.
     ``call_sites``: whether marks know their caller's line.
 
-    Raises ``RuntimeError`` when the engine is being recorded already, ``ValueError`` for arguments out of range and for
-    an engine with the V1 runner.
+    Raises ``RuntimeError`` when the engine is being recorded already or was closed, ``ValueError`` for arguments out of
+    range and for an engine with the V1 runner.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Recorder:
             )
         if self._store is not None:
             raise RuntimeError("a Recorder records once; make a new one")
+        engine._refuse_if_closed()
         self._before = engine.observer
         self.stamps = rt.stamps()
         probes = Probes(engine, self.check_every, self.top_k)
@@ -175,6 +176,7 @@ class Recorder:
         listener, store = self.listener, self._store
         assert listener is not None and store is not None
         self.engine.observer, self.listener = self._before, None
+        listener.notice_reset()
         clock: ClockFit | None = None
         try:
             clock = self.stamps.finish()

@@ -32,9 +32,11 @@ def record_run(
 ) -> Recording:
     """Run ``workload`` for ``steps`` turns (None: to its end) and record it to ``path``; ``options`` are Recorder's.
 
-    Requests that are unfinished after ``steps`` turns are aborted behind the recording. Raises ``ValueError`` as
-    ``engine.submit`` does; what was recorded until then is in the file.
+    Requests that are unfinished after ``steps`` turns are aborted behind the recording. Raises ``ValueError`` for fewer
+    than 1 step, and as ``engine.submit`` does; what was recorded until then is in the file.
     """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1, or None for the whole workload, got {steps}")
     arrivals = list(workload.resolve(engine.config.model.vocab_size))
     started = engine.num_steps
     with (

@@ -20,6 +20,8 @@ from mrv2lab.runtime.stamps import ClockFit, Stamps
 CHUNK = 16
 """Steps that are written at once."""
 
+CUT_SHORT = "device times and the steps in flight are missing: queued work had raised when the recording ended"
+
 Decode = Callable[[list[int]], str]
 
 
@@ -106,7 +108,7 @@ class Store:
             fill_times(self.recording[number], *self._times[number].resolve(ends, starts, free_at))
 
     def finish(self, clock: ClockFit | None) -> None:
-        """After the last synchronisation: everything that is left. ``clock`` None: device times stay unknown.
+        """After the last synchronisation: everything that is left. ``clock`` None: it raised, device times are unknown.
 
         Raises whatever the writing thread raised (``OSError`` for a full disk).
         """
@@ -116,6 +118,7 @@ class Store:
             self.flush()
             self._fill(0)
             self.recording.clock = dataclasses.asdict(clock) if clock is not None else {}
+            self.recording.problems += [] if clock is not None else [CUT_SHORT]
             return
         assert self._pool is not None
         try:
@@ -124,7 +127,10 @@ class Store:
                 write.result()
             self._write(self._raw)
             self._raw = []
-            self._writer.close(self._device_times(clock) if clock is not None and self._times else None)
+            if clock is None:
+                self._writer.close(problems=[CUT_SHORT])
+            else:
+                self._writer.close(self._device_times(clock) if self._times else None)
         except BaseException as error:
             with suppress(OSError):
                 self._writer.close(problems=[f"recording was broken off: {error}"])

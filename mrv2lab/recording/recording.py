@@ -61,7 +61,10 @@ class Recording:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write everything to ``path``; an existing file is replaced. Loading it gives an equal recording."""
+        """Write everything to ``path``; loading it gives an equal recording.
+
+        An existing file, be it the one that this was loaded from, is replaced once the new one is whole, not before.
+        """
         spans = [span for step in self.steps for span in step.spans]
         marks = [mark for step in self.steps for mark in step.marks]
         times = DeviceTimes(
@@ -70,9 +73,15 @@ class Recording:
             np.array([mark.device_end_ns for mark in marks], np.int64),
             **self.clock,
         )
-        with RecordingWriter(path, self.header) as writer:
-            writer.append(self.steps, self.texts)
-            writer.close(times, self.problems)
+        path = Path(path)
+        part = path.with_name(f"{path.name}.part")
+        try:
+            with RecordingWriter(part, self.header) as writer:
+                writer.append(self.steps, self.texts)
+                writer.close(times, self.problems)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     @property
     def complete(self) -> bool:

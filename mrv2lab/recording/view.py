@@ -42,6 +42,10 @@ panel is a pure function of the view and of the phase cursor.
                         if unknown
     marks               [{kind, name, stream, phase, time, device_start, device_end, nbytes, wait, reads, writes, site,
                         added}] us as above
+    device_phases       [{kind "phase", name, phase, stream, device_start, device_end, added}] us as above: phases on
+                        the device, where phases were stamped and single launches were not; else empty
+    gap                 null, or {at, hidden}: a picture may leave ``hidden`` us out behind ``at``, between launch and
+                        settling
     checked             null, or {ok: bool, tables: int}: this step carried a device checksum
 
 ``columns``::
@@ -242,16 +246,13 @@ class _View:
     def outputs(self) -> dict[str, Any]:
         """What came back, and when."""
         record = self._record
-        spans, marks = timeline(record)
         top = record.top_k
         logits = [[number(x) for x in row] for row in top.logits] if top is not None else []
         return {
             "sampled": record.sampled,
             "finish_reasons": {str(self.index_of(req_id)): why for req_id, why in record.finish_reasons.items()},
             "top_k": None if top is None else {"token_ids": top.token_ids.tolist(), "logits": logits},
-            "spans": spans,
-            "marks": marks,
-        }
+        } | timeline(record)
 
     def notes(self) -> list[str]:
         """What this recording does not say, and how to get it."""
@@ -260,7 +261,8 @@ class _View:
             notes.append("token texts are not known (no tokenizer); tokens are shown by their ids")
         if record.top_k is None and record.rows.size:
             notes.append("logits were not recorded; Recorder(engine, top_k=10) keeps the greatest ten of each row")
-        if record.spans and all(span.device_end_ns < 0 for span in record.spans):
+        problems = getattr(self._replay.recording, "problems", [])
+        if record.spans and all(span.device_end_ns < 0 for span in record.spans) and not problems:
             notes.append(
                 'device times were not recorded; Recorder(engine, device_times="launches") stamps every launch'
             )

@@ -237,6 +237,7 @@ class ModelRunner:
         for row in list(self.req_states.index_to_req_id):
             self.model_state.remove_request(row)
         self.req_states.reset()
+        self.sampling.reset()
         self.block_tables.reset()
         self.outputs.reset()
         self._forwarded = self.batch = self.logits = None

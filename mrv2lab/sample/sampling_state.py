@@ -39,6 +39,10 @@ class SamplingState:
             self.temperature.publish()
             self.seeds.publish()
 
+    def reset(self) -> None:
+        """Publish both tables at the next step: queued copies of them may have been dropped."""
+        self._added = True
+
     def tables(self) -> dict[str, torch.Tensor]:
         """Every table that kernels read, by name."""
         return {"temperature": self.temperature.gpu, "seeds": self.seeds.gpu}

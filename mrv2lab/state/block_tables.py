@@ -124,7 +124,7 @@ class BlockTables:
         """Forget what is staged; rows get their blocks anew when they get an owner."""
         for table in self.row_tables:
             table.drop_pending()
-        self._changed = False
+        self._changed = True  # a queued copy of num_blocks may have been dropped, so it is published anew
         self._num_dirty_rows = self.input_tables[0].shape[0]
 
     def staged(self) -> dict[str, list[StagedDiff]]:

@@ -124,7 +124,7 @@ class RequestState:
         self.free_indices[:] = range(self.max_num_reqs)
         for table in self._tables:
             table.drop_pending()
-        self._added = False
+        self._added = True  # a queued copy of a published table may have been dropped, so all are published anew
 
     def staged(self) -> dict[str, list[StagedDiff]]:
         """The diffs that the next ``apply_staged_writes`` will apply, by table."""

@@ -76,6 +76,7 @@ BAD: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "seed too large": (lambda e: e.submit([1], SamplingParams(seed=2**63)), "seed must be None or a 64-bit integer"),
     "stop id negative": (lambda e: e.submit([1], SamplingParams(stop_token_ids=(-1,))), "ids >= 0, got -1"),
     "duplicate id": (lambda e: e.submit([1], sampled(), request_id="a"), "request id 'a' is in use; give another one"),
+    "id no text": (lambda e: e.submit([1], sampled(), request_id="a\ud800"), r"request id 'a\\ud800' holds half of a"),
     "id no string": (lambda e: e.submit([1], sampled(), request_id=5), "a request id is a string, got 5"),  # type: ignore[arg-type]
     "priority no number": (
         lambda e: e.submit([1], sampled(), priority=None),  # type: ignore[arg-type]

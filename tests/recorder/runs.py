@@ -1,4 +1,4 @@
-"""Runs that recorder tests share: arrivals, ends, aborts, preemptions, chunked prefill and prefix hits on a tiny model."""
+"""Runs that recorder tests share: arrivals, ends, aborts, preemptions, chunks and prefix hits on a tiny model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def work(engine: Engine, steps: int = 40, seed: int = 0, after: Callable[[int], 
             shared = [1, 2, 3, 4, 5, 6, 8, 9] if rng.random() < 0.5 else []
             prompt = [*shared, *rng.integers(10, 61, int(rng.integers(1, 12))).tolist()]
             params = SamplingParams(
-                max_tokens=int(rng.integers(1, 14)), temperature=float(rng.integers(0, 2)), ignore_eos=rng.random() < 0.7
+                max_tokens=int(rng.integers(1, 14)),
+                temperature=float(rng.integers(0, 2)),
+                ignore_eos=rng.random() < 0.7,
             )
             engine.submit(prompt, params)
         if rng.random() < 0.05:

@@ -43,15 +43,15 @@ def test_an_engine_is_stepped_from_the_explorer() -> None:
     with engine_with_work(observer=observer) as engine:
         explorer = StepExplorer(engine)
         assert (explorer.count, explorer.view) == (0, None)
-        assert explorer.advance() == ""
-        assert explorer.advance("phase") == ""
+        assert explorer.advance() is None
+        assert explorer.advance("phase") is None
         assert explorer.view is not None
         assert (explorer.index, explorer.view.meta["mode"], explorer.view.meta["paused_after"]) == (
             1,
             "step",
             "schedule",
         )
-        assert explorer.advance() == ""
+        assert explorer.advance() is None
         assert (explorer.index, explorer.view.meta["paused_after"]) == (1, None)
         explorer.index = 0
         assert (explorer.view.meta["step"], explorer.view.meta["mode"]) == (0, "record")

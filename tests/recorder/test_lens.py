@@ -292,6 +292,29 @@ def test_open_lens_offers_every_op_of_the_step() -> None:
         open_lens(Explorer())
 
 
+@pytest.mark.parametrize("source", ["run.mrv2rec", 5, None])
+def test_what_is_no_recording_is_refused(source: Any) -> None:
+    with pytest.raises(LensError, match=f"a {type(source).__name__} is no recording to look into"):
+        lens(source)
+
+
+@pytest.mark.parametrize("index", ["0", 1.5, 2, -3])
+def test_a_step_that_cannot_be_is_refused(index: Any) -> None:
+    with pytest.raises(LensError, match=f"there is no step {index!r}"):
+        lens(Steps(), index)
+
+
+@pytest.mark.parametrize("op", [None, 0.0, 2, -1])
+def test_an_op_that_cannot_be_is_refused(op: Any) -> None:
+    with pytest.raises(LensError, match=f"step 0 has no op {op}"):
+        lens(Steps(), 0, op)
+
+
+@needs_triton
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert lens(Steps(), np.int64(1), np.int32(1)).op == "post_update"
+
+
 @needs_triton
 def test_every_op_of_every_recorded_step_agrees() -> None:
     """A run with chunked prefills, preemptions and aborts; a real recording is not poisoned, but it is real."""

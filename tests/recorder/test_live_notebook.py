@@ -42,7 +42,7 @@ while len(live) < {steps}:
         engine.submit(prompt, params)
     known = len(source)
     said = explorer.advance("step")
-    assert said == "" or said.startswith("nothing to do"), said
+    assert said is None or said.startswith("nothing to do"), said
     if len(source) == known:
         continue
     assert len(source) == known + 1 and explorer.index == known
@@ -89,7 +89,9 @@ def run_notebook(device: str, path: Path) -> Any:
         text = source.strip("\n").format(device=device, steps=STEPS, path=str(path))
         notebook.cells.append(nbformat.v4.new_code_cell(text))
     notebook.cells.insert(0, nbformat.v4.new_code_cell(f"import sys; sys.path.insert(0, {str(ROOT)!r})"))
-    client = nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": ROOT}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+    )
     return client.execute()
 
 

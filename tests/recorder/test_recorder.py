@@ -15,6 +15,7 @@ import pytest
 from mrv2lab.observer import WAITS, EventLog, Observer
 from mrv2lab.recorder.probes import Checksums, Probes
 from mrv2lab.recorder.recorder import Recorder
+from mrv2lab.recorder.store import CUT_SHORT
 from mrv2lab.recording.recording import Recording
 from mrv2lab.recording.schema import StepRecord
 from mrv2lab.runner import model_runner
@@ -189,7 +190,9 @@ def test_checksums_come_every_so_many_steps() -> None:
 
 def known(steps: list[StepRecord]) -> list[tuple[Any, ...]]:
     """What a step says, times and number apart."""
-    return [(s.req_ids, s.rows.tolist(), s.num_scheduled.tolist(), s.sampled, s.removed, s.finish_reasons) for s in steps]
+    return [
+        (s.req_ids, s.rows.tolist(), s.num_scheduled.tolist(), s.sampled, s.removed, s.finish_reasons) for s in steps
+    ]
 
 
 def test_a_recording_may_begin_and_end_with_steps_in_flight() -> None:
@@ -228,9 +231,13 @@ def test_after_a_reset_the_story_goes_on_from_a_keyframe() -> None:
 def test_an_exception_in_the_block_keeps_what_was_recorded() -> None:
     with busy_engine() as engine:
         before = engine.observer
+
+        def fail(i: int) -> None:
+            if i == 7:
+                raise ZeroDivisionError
+
         with pytest.raises(ZeroDivisionError), Recorder(engine) as rec:
-            work(engine, 8)
-            raise ZeroDivisionError
+            work(engine, 8, after=fail)
         assert engine.observer is before
         assert len(rec.recording) >= 7
         engine.step()
@@ -255,15 +262,20 @@ def test_a_step_that_breaks_off_is_left_out(error: type[BaseException], monkeypa
         assert all(step.sampled is not None for step in rec.recording.steps)
 
 
-def test_queued_work_that_raises_does_not_cost_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("to_file", [False, True])
+def test_queued_work_that_raises_does_not_cost_the_recording(tmp_path: Path, to_file: bool) -> None:
     with busy_engine() as engine:
         engine.rt.register("boom", lambda x: (_ for _ in ()).throw(ArithmeticError("boom")))
-        rec = Recorder(engine)
+        rec = Recorder(engine, tmp_path / "run.mrv2rec" if to_file else None)
+
+        def boom(i: int) -> None:
+            if i == 9:
+                engine.rt.run("boom", engine.worker.runner.num_rejected)
+
         with pytest.raises(DeviceError), rec:
-            work(engine, 10)
-            engine.rt.run("boom", engine.worker.runner.num_rejected)
-            work(engine, 10)
+            work(engine, 20, after=boom)
         assert len(rec.recording) >= 9
+        assert rec.recording.problems == [CUT_SHORT] and rec.recording.verify() == []
         engine.reset()
         work(engine, 5, seed=2)
 
@@ -339,7 +351,7 @@ def test_a_disk_error_surfaces_at_the_end_and_the_engine_goes_on(
 def test_a_path_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     with busy_engine() as engine:
         before = engine.observer
-        with pytest.raises(OSError), Recorder(engine, tmp_path / "no" / "such" / "folder.mrv2rec"):
+        with pytest.raises(FileNotFoundError), Recorder(engine, tmp_path / "no" / "such" / "folder.mrv2rec"):
             pass
         assert engine.observer is before
         with Recorder(engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mrv2lab.engine.workload import burst, steady
+from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recorder.run import record_run
 from tests.recorder.runs import busy_engine
 from tests.test_cli import call, fails
@@ -26,7 +28,9 @@ def test_a_workload_is_recorded_to_its_end(tmp_path: Path) -> None:
 
 def test_a_cut_run_aborts_what_is_left(tmp_path: Path) -> None:
     with busy_engine() as engine:
-        recording = record_run(engine, burst(3, prompt_len=5, max_tokens=20), tmp_path / "a.mrv2rec", steps=6, progress=False)
+        recording = record_run(
+            engine, burst(3, prompt_len=5, max_tokens=20), tmp_path / "a.mrv2rec", steps=6, progress=False
+        )
         assert [output.finish_reason for output in engine.requests.values()] == ["abort"] * 3
     assert len(recording) == 6
 
@@ -57,10 +61,27 @@ def test_record_and_inspect(tmp_path: Path) -> None:
         (["--transfer", "magic"], ["magic"]),
         (["--workload", "no/such.csv"], ["no/such.csv"]),
         (["--top-k", "-1"], ["top_k", "-1"]),
+        (["--steps", "0"], ["steps", "at least 1", "0"]),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], said: list[str]) -> None:
     fails(call("record", "--out", str(tmp_path / "a.mrv2rec"), "--device", "cpu", *words), *said)
+
+
+def test_what_a_hostile_file_says_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    path = tmp_path / "[red]a.mrv2rec"
+    with busy_engine() as engine, Recorder(engine) as recorder:
+        pass
+    recording = recorder.recording
+    changes = {"device": "[/x] \x1b[31m\x1b]0;mine\x07", "mode": "\u202e[bold]\n"}
+    recording.header = dataclasses.replace(recording.header, **changes)
+    recording.problems = ["[/red] \x1b[2J"]
+    recording.save(path)
+    result = call("inspect", str(path))
+    assert result.exit_code == 0, result.output
+    for said in ("[red]a.mrv2rec", r"[/x] \x1b[31m\x1b]0;mine\x07", r"\u202e[bold]\n", r"[/red] \x1b[2J"):
+        assert said in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mrv2lab.recording import replay
 from mrv2lab.recording.recording import Recording
-from mrv2lab.recording.schema import StepRecord
+from mrv2lab.recording.schema import RecordingError, StepRecord
 from mrv2lab.recording.source import StepSource
 from tests.recording.made_up import header, step
 from tests.recording.runs import SYNC, random_run
@@ -58,6 +58,20 @@ def test_no_engine_behind_it() -> None:
 def test_the_title_is_the_files_name(tmp_path: Path) -> None:
     Recording(header()).save(tmp_path / "a run.mrv2rec")
     assert Recording.load(tmp_path / "a run.mrv2rec").title == "a run.mrv2rec"
+
+
+def test_a_save_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.mrv2rec"
+    Recording(header(), [step()]).save(path)
+    before = path.read_bytes()
+    loaded = Recording.load(path)
+    loaded.save(path)
+    assert path.read_bytes() == before
+    loaded.steps[0].rows = loaded.steps[0].rows + 10_000
+    with pytest.raises(RecordingError, match="the batch names row"):
+        loaded.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 # -- a StepSource ------------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from mrv2lab.protocol import SamplingParams
 from mrv2lab.recording import replay_trace
 from mrv2lab.recording.replay import Replay
 from mrv2lab.recording.replay_checksum import table_checksum
-from mrv2lab.recording.schema import Array, MarkRecord, SpanRecord, TopK
+from mrv2lab.recording.schema import Array, MarkRecord, SpanRecord, StepRecord, TopK
 from mrv2lab.recording.view import StepView, step_view
+from mrv2lab.recording.view_times import timeline
 from tests.engine.small import MODEL
 from tests.recording.runs import ASYNC, SIZES, SYNC, Capture, Run, random_run
 
@@ -367,3 +368,32 @@ def test_what_a_live_source_says(run: Run) -> None:
     assert (meta["title"], meta["live"], meta["paused_after"], meta["count"]) == ("live engine", True, "gather", 9)
     assert (meta["mode"], meta["transfer"], meta["max_num_reqs"], meta["block_size"]) == ("record", "uva_pool", 8, 4)
     assert meta["texts"].get("1", "one") == "one"
+
+
+# -- the timeline ------------------------------------------------------------------------------------------------------
+
+
+def timed(*spans: tuple[str, int, int, int]) -> dict[str, Any]:
+    """The timeline of spans (name, start, end, device end), in microseconds."""
+    record = StepRecord(0, spans=[SpanRecord(n, a * 1000, b * 1000, device_end_ns=d * 1000) for n, a, b, d in spans])
+    return timeline(record)
+
+
+def test_phases_on_the_device_follow_each_other() -> None:
+    made = timed(("schedule", 0, 10, -1), ("gather", 10, 20, 40), ("forward", 20, 50, 90), ("sample", 60, 70, 65))
+    bars = [(bar["name"], bar["device_start"], bar["device_end"]) for bar in made["device_phases"]]
+    assert bars == [("gather", 10, 40), ("forward", 40, 90)]
+    assert made["spans"][3]["device_end"] == 65
+    assert made["gap"] is None
+
+
+def test_a_device_end_before_its_span_is_not_its_own() -> None:
+    made = timed(("gather", 100, 110, 120), ("prepare_attn", 130, 140, 120))
+    assert [span["device_end"] for span in made["spans"]] == [20, None]
+
+
+def test_the_time_until_the_output_is_fetched_may_be_left_out() -> None:
+    made = timed(("forward", 0, 100, 150), ("wait_output", 5000, 5010, -1), ("update_from_output", 5010, 5020, -1))
+    assert made["gap"] == {"at": 150, "hidden": 5000 - 150 - 8}
+    assert [span["start"] for span in made["spans"]] == [0, 5000, 5010], "the times themselves stay what they are"
+    assert timed(("forward", 0, 100, 150), ("wait_output", 160, 170, -1))["gap"] is None

@@ -136,8 +136,8 @@ def test_reset_frees_every_row(cpu: CpuRuntime) -> None:
     check_rows(state)
     assert (state.num_reqs, state.staged()) == (0, {})
     log(cpu).clear()
-    state.apply_staged_writes()
-    assert log(cpu).marks == []
+    state.apply_staged_writes()  # a dropped queue may have held copies of what is published
+    assert [mark.name for mark in log(cpu).marks] == ["prompt_len.uva0", "prefill_len.uva0"]
     row = state.add_request(request("d", [7, 8]))
     state.apply_staged_writes()
     assert of_row(cpu, state, row)["all_token_ids"] == [7, 8]

@@ -280,7 +280,7 @@ class FakeSource:
                 {"request": index[n], "row": self.row_of[n], "kind": k} for n, k in zip(batch, kinds, strict=True)
             ],
             "gauges": {"running": len(batch), "waiting": len(self.waiting), "free_blocks": len(self.free_blocks)},
-            "sampled": sampled, "top_k": top, "spans": spans, "marks": marks,
+            "sampled": sampled, "top_k": top, "spans": spans, "marks": marks, "device_phases": [], "gap": None,
             "checked": {"ok": True, "tables": 9} if number % 4 == 0 else None,
         }  # fmt: skip
 

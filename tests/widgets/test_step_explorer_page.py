@@ -38,7 +38,7 @@ def test_every_panel_shows_the_step(open_page: OpenPage, screenshots: Path) -> N
     assert grid(page, "Request rows")[-1] == (
         ["A7", "alice", "…alert(1)> ⟨U+202E⟩…Once", "9", "9", "11G", "10G", "3", "30 OnceG", "0.7"]
     )
-    assert grid(page, "Staged diffs")[0] == ["total_len", "C5", "0", "1", "9", "apply_write"]
+    assert grid(page, "Staged diffs")[0] == ["total_len", "D5", "0", "1", "9", "apply_write"]
     assert grid(page, "Batch, in batch order")[0] == ["0", "B6", "bob", "decode", "1", "9", "0", "10"]
     assert grid(page, "Tokens of the step")[:2] == [
         ["0", "B6", "42", "␣", "9", "3:1", "→ 0"],
@@ -57,6 +57,18 @@ def test_every_panel_shows_the_step(open_page: OpenPage, screenshots: Path) -> N
     page.screenshot(path=screenshots / "step_explorer_light_1200.png", full_page=True)
 
 
+def test_a_step_whose_data_cannot_be_read_stops_nothing(open_page: OpenPage) -> None:
+    page = open_page(harness(FakeSource(), state={"index": 0}))
+    page.evaluate(
+        "() => { const reply = model.reply; model.reply = () => { model.reply = reply; "
+        "model.emit('msg:custom', {type: 'views', views: [{columns: []}]}, []); }; }"
+    )
+    page.get_by_label("Following step", exact=True).click()
+    page.wait_for_function("document.querySelector('.mx-status').textContent.includes('could not be read')")
+    page.get_by_label("Following step", exact=True).click()
+    page.wait_for_function("document.querySelector('.mx-toolbar input[type=number]').value === '1'")
+
+
 def test_the_phase_cursor_shows_rows_as_they_were(open_page: OpenPage) -> None:
     page = open_page(harness(FakeSource(), state={"index": 1}))
     button = '.mx-phases [data-phase="{}"]'
@@ -64,7 +76,7 @@ def test_the_phase_cursor_shows_rows_as_they_were(open_page: OpenPage) -> None:
     assert grid(page, "Request rows")[-1][5:7] == ["10", "9"]
     assert [row[1] for row in grid(page, "Request rows")] == ["free", "free", "bob", "alice"]
     page.click(button.format("update_states"))
-    assert grid(page, "Request rows")[1][:2] == ["C5", f"{ATTACK}C"]
+    assert grid(page, "Request rows")[1][:2] == ["D5", f"{ATTACK}C"]
     assert "1 diff" not in page.locator("[data-panel=staged] .mx-hint").inner_text()
     assert "not applied yet" in page.locator("[data-panel=staged] .mx-hint").inner_text()
     page.click(button.format("apply_writes"))

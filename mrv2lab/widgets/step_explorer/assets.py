@@ -2,7 +2,7 @@
 
 Several files, since each holds one concept; one module, since the host gets a text and can resolve no relative import.
 Comment lines and indentation stay behind: the text is synced with every instance and saved in every notebook, which
-asks for less than 60 KB. A line of the files is therefore never inside a template literal or a string.
+asks for less than 60 KiB. A line of the files is therefore never inside a template literal or a string.
 """
 
 from __future__ import annotations

@@ -77,11 +77,12 @@ function visible(text) {
     .replace(/^ +| +$/g, (run) => "␣".repeat(run.length));
 }
 
-/** The letter of a row: rows are handed out from the highest, which is A. Stable for a request's whole admission. */
+/** The letter of a row: rows are handed out from the highest, which is A. Stable for a request's whole admission. C and G are left out: they say who wrote. */
+const LETTERS = "ABDEFHIJKLMNOPQRSTUVWXYZ";
 function letterOf(row, rows) {
   let n = rows - 1 - row;
   let text = "";
-  do { text = String.fromCharCode(65 + (n % 26)) + text; n = Math.floor(n / 26) - 1; } while (n >= 0);
+  do { text = LETTERS[n % 24] + text; n = Math.floor(n / 24) - 1; } while (n >= 0);
   return text;
 }
 

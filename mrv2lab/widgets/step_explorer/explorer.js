@@ -45,7 +45,7 @@ class Explorer {
 
   destroy() {
     for (const [event, callback] of this.listeners) this.model.off(event, callback);
-    for (const id of [this.late, this.timer, this.speaking, this.saving]) clearTimeout(id);
+    for (const id of [this.late, this.timer, this.speaking, this.saving, this.waiting]) clearTimeout(id);
     for (const panel of this.panels) for (const body of panel.bodies) body.destroy?.();
     this.observer.disconnect();
     this.root.remove();
@@ -76,7 +76,7 @@ class Explorer {
         h("span", "mx-group", button("⇤", "First step", () => this.go(0)), button("←", "Previous step", go(-1)), this.playButton, button("→", "Following step", go(1)), button("⇥", "Last step", () => this.go(1e9))),
         h("span", "mx-group", h("label", {}, "step ", this.jump), this.total), this.liveBox,
         h("span", "mx-group", this.filterBox, this.followBox), this.helpButton),
-      h("div", "mx-toolbar mx-second", button("‹", "Previous phase", () => this.phase(-1)), this.phaseBox, button("›", "Next phase", () => this.phase(1))),
+      h("div", "mx-toolbar mx-second", button("‹", "Show the phase before", () => this.phase(-1)), this.phaseBox, button("›", "Show the phase after", () => this.phase(1))),
       this.helpBox, this.status, this.badges, this.grid, this.live);
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.host.append(this.root);
@@ -117,6 +117,7 @@ class Explorer {
   receive(content, buffers) {
     if (content.type === "status") { this.pending = false; this.wanted = undefined; this.say(content.text); return; }
     if (content.type !== "views") return;
+    this.pending = false;
     const start = performance.now();
     let next = 0;
     try {
@@ -127,7 +128,6 @@ class Explorer {
     }
     this.index = content.index;
     this.count = content.count;
-    this.pending = false;
     if (this.wanted === this.index) this.wanted = undefined;
     if (this.panels.length === 0 || this.panels[0].bodies.length !== this.views.length) this.buildPanels(this.views.length);
     this.say(content.status || "");
@@ -136,6 +136,14 @@ class Explorer {
     // A task behind the next frame: by then it is painted, which is what a person waits for.
     requestAnimationFrame(() => setTimeout(() => performance.measure("mrv2lab-redraw", { start, end: performance.now() })));
     this.schedule();
+  }
+
+  /** Ask Python; a kernel that was restarted does not know this explorer, and says nothing. */
+  ask(content) {
+    this.pending = true;
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => { if (this.pending) this.say("No answer from the kernel yet. If it was restarted, run this cell again."); }, 4000);
+    this.send(content);
   }
 
   say(text) { if (this.status.textContent !== text) this.status.textContent = text; }
@@ -187,7 +195,7 @@ class Explorer {
     if (!this.views.length) return;
     this.jump.value = this.index;
     this.jump.max = this.count - 1;
-    this.total.textContent = `of 0–${this.count - 1}`;
+    this.total.textContent = this.count ? `of 0–${this.count - 1}` : "none yet";
     this.liveBox.hidden = !this.views.some((view) => view.live);
     this.drawFollow();
     this.drawPhases();
@@ -323,18 +331,17 @@ class Explorer {
     if (!Number.isInteger(index) || !this.count) return;
     if (index >= this.count && this.views.some((v) => v.live)) {
       // The engine may have gone on without us: Python knows which step is the last.
-      if (!this.pending) { this.pending = true; this.wanted = undefined; this.send({ type: "goto", index }); }
+      if (!this.pending) { this.wanted = undefined; this.ask({ type: "goto", index }); }
       return;
     }
     this.wanted = Math.max(0, Math.min(index, this.count - 1));
-    if (!this.pending && this.wanted !== this.index) { this.pending = true; this.send({ type: "goto", index: this.wanted }); }
+    if (!this.pending && this.wanted !== this.index) this.ask({ type: "goto", index: this.wanted });
   }
 
   advance(unit) {
     if (!this.views.some((v) => v.live) || this.pending) return;
-    this.pending = true;
     this.wanted = undefined;
-    this.send({ type: "advance", source: null, unit });
+    this.ask({ type: "advance", source: null, unit });
   }
 
   play() { this.set("playing", !this.model.get("playing")); }

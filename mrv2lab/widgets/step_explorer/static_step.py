@@ -29,12 +29,16 @@ def visible(text: object) -> str:
     return re.sub(r"^ +| +$", lambda found: "␣" * len(found[0]), shown)
 
 
+LETTERS = "ABDEFHIJKLMNOPQRSTUVWXYZ"
+"""Of rows; C and G say who wrote."""
+
+
 def letter_of(row: int, rows: int) -> str:
     """The letter of a row: the highest, which is handed out first, is A."""
     n, text = rows - 1 - row, ""
     while n >= 0:
-        text = chr(65 + n % 26) + text
-        n = n // 26 - 1
+        text = LETTERS[n % 24] + text
+        n = n // 24 - 1
     return text
 
 

@@ -66,13 +66,15 @@ class TimelinePanel {
 
   drawPlot() {
     const { view } = this;
-    const { marks, spans, modelled } = view.meta;
-    const timed = marks.filter((m) => m.device_end != null && m.device_end > m.device_start);
+    const { marks, spans, modelled, gap, device_phases: whole } = view.meta;
+    const timed = whole.length ? whole : marks.filter((m) => m.device_end != null && m.device_end > m.device_start);
     const streams = [...new Set(timed.map((m) => m.stream))].sort();
     const depth = Math.max(0, ...spans.map((x) => x.depth));
     const end = Math.max(1, ...spans.map((x) => x.end), ...marks.map((m) => m.time), ...timed.map((m) => m.device_end));
     const start = Math.min(0, ...spans.map((x) => x.start), ...marks.map((m) => m.time - m.wait));
-    const x = (us) => (100 * (us - start)) / (end - start);
+    // The output is settled a turn later, and a reader's pause in between is no part of the step.
+    const fold = (us) => (gap && us > gap.at ? Math.max(gap.at, us - gap.hidden) : us);
+    const x = (us) => (100 * (fold(us) - start)) / (fold(end) - start);
     const lanes = [...Array.from({ length: depth + 1 }, (_, d) => (d ? "" : "host")), "calls", ...streams.map((name) => `${name || "device"}${modelled ? " *" : ""}`)];
     this.labels.replaceChildren(...lanes.map((name) => h("span", {}, name)));
     if (!spans.length && !marks.length) return this.plot.replaceChildren();
@@ -83,8 +85,10 @@ class TimelinePanel {
       s("desc", { id: this.id + "-d" }, `${plural(spans.length, "span")} on the host, ${plural(timed.length, "piece")} of device work; the tables below say the same.`),
       s("defs", {}, s("pattern", { id: hatch, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { x1: 0, y1: 0, x2: 0, y2: 5, class: "hatch" }))));
     const pct = (value) => value.toFixed(3) + "%";
-    const tick = niceStep((end - start) / 5);
-    for (let us = Math.ceil(start / tick) * tick; us <= end; us += tick) {
+    const last = gap ? gap.at : end;
+    const tick = niceStep((last - start) / 5);
+    if (gap) svg.append(s("text", { x: pct(x(gap.at)), y: lanes.length * LANE + 12, class: "axis" }, `… ${formatTime(gap.hidden)} later`));
+    for (let us = Math.ceil(start / tick) * tick; us <= last - (gap ? tick / 2 : 0); us += tick) {
       svg.append(s("line", { x1: pct(x(us)), x2: pct(x(us)), y1: 0, y2: lanes.length * LANE, class: "tick" }),
         s("text", { x: pct(x(us)), y: lanes.length * LANE + 12, class: "axis", "text-anchor": x(us) > 92 ? "end" : x(us) < 3 ? "start" : "middle" }, us ? formatTime(us) : "0"));
     }
@@ -112,7 +116,7 @@ class TimelinePanel {
     })));
     svg.addEventListener("click", (event) => this.hit(event, svg, top, streams, timed, (us) => x(us) / 100));
     this.plot.replaceChildren(svg);
-    this.note.textContent = timed.length ? (modelled ? "* modelled: device times come from a cost model, not from a device." : "")
+    this.note.textContent = whole.length ? "Device times were stamped at the ends of phases." : timed.length ? (modelled ? "* modelled: device times come from a cost model, not from a device." : "")
       : view.meta.notes.find((n) => /device time/i.test(n)) || "Device times are not known for this step.";
     this.note.hidden = !this.note.textContent;
   }
@@ -125,7 +129,8 @@ class TimelinePanel {
     const at = (event.clientX - box.left) / box.width;
     const far = (m) => (lane ? Math.max(x(m.device_start) - at, at - x(m.device_end), 0) : Math.abs(x(m.time) - at));
     const near = (lane ? timed.filter((m) => m.stream === streams[lane - 1]) : this.list).reduce((best, m) => (!best || far(m) < far(best) ? m : best), null);
-    if (near) this.marks.activate(this.list.indexOf(near), true);
+    if (near && near.kind === "phase") this.app.goPhase(near.phase);
+    else if (near) this.marks.activate(this.list.indexOf(near), true);
   }
 
   light(phases) {

@@ -77,11 +77,13 @@ class StepExplorer(anywidget.AnyWidget):
 
     # -- stepping
 
-    def advance(self, unit: str = "step", source: int | None = None) -> str:
+    def advance(self, unit: str = "step", source: int | None = None) -> str | None:
         """Run the live sources (or one of them) on by a ``"step"`` or a ``"phase"`` and show where they stand.
 
-        Returns the sentence in the status line: empty if all went well.
+        Returns the sentence in the status line, None if all went well. Raises ``RuntimeError`` after :meth:`close`.
         """
+        if not self._sources:
+            raise RuntimeError("this explorer was closed; make a new StepExplorer")
         if unit not in ("step", "phase"):
             raise ValueError(f"unit is 'step' or 'phase', not {unit!r}")
         chosen = self._sources if source is None else self._sources[source : source + 1]
@@ -90,7 +92,10 @@ class StepExplorer(anywidget.AnyWidget):
             sentences = ["A recording has no next step to run; only a live engine has."]
         self.phase = ""
         self._show(max(self.count - 1, 0), " ".join(text for text in sentences if text))
-        return self.status
+        return self.status or None
+
+    def __repr__(self) -> str:
+        return static_text(self._shown) if self._sources else "StepExplorer (closed)"
 
     def close(self) -> None:
         """Close the sources and free what is held. Twice is fine."""

@@ -14,6 +14,9 @@ import orjson
 
 from mrv2lab.bench.machine import describe_machine
 
+RESULTS = Path(__file__).parent / "results"
+"""Where results are kept that the notebooks show."""
+
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """Median, mean, quartiles, least and greatest of some samples, and how many there were."""
@@ -46,3 +49,9 @@ def write_result(path: str | Path, name: str, figures: dict[str, Any]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def newest_result(topic: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The latest result of a GPU, by its own date, whose file name has ``topic`` in it; None if there is none."""
+    found = [orjson.loads(path.read_bytes()) for path in folder.glob(f"*{topic}*.json")]
+    return max((one for one in found if one["machine"]["gpu"]), key=lambda one: str(one["date"]), default=None)

@@ -33,7 +33,7 @@ SHARED_PHASES = frozenset({"schedule", "forward", "logits", "update_from_output"
 
 class Load:
     """Keeps ``count`` requests decoding: ``steady`` ones that outlive the measurement, or ``churn``, where one ends and
-    another comes every step."""
+    another comes every step (but one step in ``count`` + 1, since whoever comes starts a step later)."""
 
     def __init__(self, engine: Engine, count: int, prompt_len: int, kind: str, longest: int) -> None:
         self.engine = engine

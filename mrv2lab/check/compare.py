@@ -23,14 +23,16 @@ FLOAT32_BOUND = 1e-3
 BFLOAT16_BOUND = 2e-2
 """max|d| / max|ref| of a logits row."""
 MOST_EXCUSED = 0.005
-"""Of the rows whose tokens were compared."""
+"""Of the tokens that were compared."""
 
 
 @dataclass
 class NearReport:
-    """Rows compared, tokens excused, and the worst max|d| / max|ref|."""
+    """Rows compared, tokens compared, tokens excused, and the worst max|d| / max|ref|."""
 
     rows: int = 0
+    tokens: int = 0
+    """Fewer than rows: an unfinished prefill has none, and draws that agree in law only are not compared."""
     excused: int = 0
     worst: float = 0.0
     ratios: list[float] = field(default_factory=list)
@@ -39,6 +41,7 @@ class NearReport:
 
     def __iadd__(self, other: NearReport) -> NearReport:
         self.rows += other.rows
+        self.tokens += other.tokens
         self.excused += other.excused
         self.worst = max(self.worst, other.worst)
         self.ratios += other.ratios
@@ -47,15 +50,15 @@ class NearReport:
 
     @property
     def too_many_excused(self) -> bool:
-        """More than 0.5 % of the rows: then chance does not explain them."""
-        return self.excused > MOST_EXCUSED * self.rows
+        """More than 0.5 % of the tokens: then chance does not explain them."""
+        return self.excused > MOST_EXCUSED * self.tokens
 
     def check(self) -> None:
         """Raises ``AssertionError`` if nothing was compared, or if more than 0.5 % is excused."""
         if not self.rows:
             raise AssertionError("no row was compared")
         if self.too_many_excused:
-            raise AssertionError(f"{self.excused} of {self.rows} excused: {self.excuses[:5]}")
+            raise AssertionError(f"{self.excused} of {self.tokens} excused: {self.excuses[:5]}")
 
 
 class Judgement(NamedTuple):
@@ -262,6 +265,7 @@ class _Comparison:
             params, seed = self.params[req_id]
             if not (a.sampled[i] and self.rules.tokens and (self.rules.draws or params.temperature == 0)):
                 continue
+            self.report.tokens += 1
             one, other = a.sampled[i][0], b.chosen[j]
             if self.rules.equality == "exact":
                 if one != other:

@@ -15,7 +15,7 @@ class InvariantBroken(AssertionError):
 
 
 def check_invariants(engine: Engine) -> None:
-    """Raises :class:`InvariantBroken`. Synchronises. For MRV2 only.
+    """Raises :class:`InvariantBroken`. Synchronises. For MRV2 only: ``ValueError`` for another runner.
 
     1. A decoding request has computed all of its tokens but the last, and its last token is its row's last.
     2. A request in prefill knows ``prefill_len`` tokens and has computed no more.
@@ -24,6 +24,11 @@ def check_invariants(engine: Engine) -> None:
     5. A row holds the tokens that the engine was told.
     6. Behind the batch nothing is stale: slots -1, lengths 0, the null block; each token has its own slot.
     """
+    kind = engine.config.runner.runner
+    if kind != "mrv2":
+        raise ValueError(
+            f"these are invariants of MRV2's rows, and this engine's runner is {kind!r}; use runner='mrv2'"
+        )
     runner, read = engine.worker.runner, engine.rt.read
     state: Any = runner.req_states
     total, computed = read(state.total_len.gpu).tolist(), read(state.num_computed_tokens.gpu).tolist()

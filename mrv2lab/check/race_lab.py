@@ -70,9 +70,10 @@ def race(
     **options: Any,
 ) -> RaceReport:
     """Run ``steps`` turns under a :class:`RaceDetector`. ``depth``: slots of each UVA pool. ``spin_ms``: CUDA only.
-    ``options``: further keywords of the policy's :class:`Engine` (V1's ``protected``, say).
+    ``options``: further keywords of both runs' :class:`Engine`, ``protected`` of the policy's alone.
 
-    Raises ``ValueError`` for a name or a number out of range, ``DeviceMissing`` for a GPU that is not there.
+    Raises ``ValueError`` for a name or a number out of range and for an option that the experiment sets itself,
+    ``DeviceMissing`` for a GPU that is not there.
     """
     if where not in get_args(Where):
         raise ValueError(f"stream must be one of {get_args(Where)}, got {where!r}")
@@ -80,6 +81,12 @@ def race(
         raise ValueError(f"steps must lie between 1 and {MAX_STEPS}, got {steps!r}")
     machine = {"device": "cuda"} if where == "cuda" else {"device": "cpu", "stream": where}
     shared: dict[str, Any] = {"model": model, "runner": runner, **_SHAPE, **machine}
+    taken = sorted(options.keys() & {*shared, "device", "stream", "transfer", "pool_depth"})
+    if taken:
+        raise ValueError(
+            f"the experiment sets {taken[0]} itself; leave it out (policy, depth and where say how it is sent)"
+        )
+    unprotected = {name: value for name, value in options.items() if name != "protected"}
     with Engine(**shared, transfer=policy, pool_depth=depth, **options) as engine:
         if where == "deferred":
             assert isinstance(engine.rt, CpuRuntime)
@@ -93,7 +100,7 @@ def race(
                 error = f"{type(raised).__name__}: {raised}"
         safe: dict[int, dict[str, list[int]]] = {}
         if error is None or where != "cuda":  # after a fatal CUDA error the process has no device any more
-            with Engine(**shared, transfer="pinned_copy") as reference:
+            with Engine(**shared, transfer="pinned_copy", **unprotected) as reference:
                 _turns(reference, steps, safe)
     wrong = {step: count for step in tokens if (count := _differences(tokens[step], safe.get(step, {})))}
     return RaceReport(

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from mrv2lab.protocol import ModelRunnerOutput, SamplingParams, SchedulerOutput
 
 @dataclass(frozen=True)
 class TwinReport:
-    """How far two runners agreed. ``rows`` are sampled rows compared, ``excused`` of them by a margin too small."""
+    """How far two runners agreed: ``rows`` compared, and of those with a comparable token how many were excused."""
 
     equality: Equality
     names: tuple[str, str]
@@ -55,8 +55,9 @@ class TwinReport:
 
     @property
     def equal(self) -> bool:
-        """No difference was found. Excuses are judged over many runs: see ``NearReport.too_many_excused``."""
-        return self.difference is None
+        """Something was compared and no difference found. Excuses are judged over many runs: see
+        ``NearReport.too_many_excused``."""
+        return self.difference is None and self.steps > 0
 
     @property
     def rows(self) -> int:
@@ -65,11 +66,13 @@ class TwinReport:
 
     @property
     def excused(self) -> int:
-        """Rows whose tokens differ, or may, where a's margin is too small to say."""
+        """Tokens that differ, or may, where a's margin is too small to say."""
         return self.near.excused
 
     def __str__(self) -> str:
-        seen = f"{self.steps} steps, {self.rows} rows, {self.excused} excused"
+        seen = f"{self.steps} steps, {self.rows} rows, {self.near.tokens} tokens, {self.excused} excused"
+        if not self.steps and self.difference is None:
+            return f"{' and '.join(self.names)}: nothing was compared, since no step had tokens"
         if self.difference is None:
             return f"{' and '.join(self.names)} are equal ({self.equality}): {seen}"
         return f"{' and '.join(self.names)} differ ({self.equality}) after {seen}: {self.difference}"
@@ -93,11 +96,15 @@ class Twin:
     """One scheduler, two sides. See the module's docstring.
 
     ``equality`` None: the class that DESIGN.md gives this pair. Use it in a ``with``, or call :meth:`close`.
+
+    Raises ``ValueError`` for a class that there is not.
     """
 
     def __init__(
         self, scheduler: Scheduler, a: Side, b: Side, *, equality: Equality | None = None, seed: int | None = 0
     ) -> None:
+        if equality not in (None, *get_args(Equality)):
+            raise ValueError(f"equality must be None or one of {get_args(Equality)}, got {equality!r}")
         self.scheduler, self.a, self.b = scheduler, a, b
         self.equality: Equality = equality or equality_of(a, b)
         config = a.config
@@ -157,8 +164,12 @@ class Twin:
     def submit(
         self, req_id: str, prompt: Sequence[int], params: SamplingParams | None = None, *, priority: int = 0
     ) -> None:
-        """Queue one request, given as token ids. Raises ``ValueError`` as the scheduler does."""
+        """Queue one request, given as token ids. Raises ``ValueError`` as :meth:`Engine.submit` does."""
         params = params if params is not None else SamplingParams()
+        vocab = self.a.config.model.vocab_size
+        for token in (*prompt, *params.stop_token_ids):
+            if not 0 <= token < vocab:
+                raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")
         seed = int(self._rng.integers(-(2**63), 2**63 - 1))
         request = Request(
             req_id,

@@ -30,6 +30,7 @@ from mrv2lab.model.load import load_model
 from mrv2lab.model.tokenizer import StreamDecoder
 from mrv2lab.observer import NULL_OBSERVER, Observer
 from mrv2lab.protocol import SamplingParams
+from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime import make_runtime
 from mrv2lab.runtime.cpu import CpuRuntime
 
@@ -48,7 +49,8 @@ class Engine:
     :class:`ModelConfig` (seeded random weights). ``runner`` is ``"mrv2"`` or ``"v1"``. ``device`` is ``"auto"``,
     ``"cpu"``, ``"cuda"``. ``transfer`` None is each runner's own: ``uva_pool`` for MRV2, ``barrier`` for V1. Further
     keywords are fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
-    ``max_num_reqs=8``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none.
+    ``max_num_reqs=8``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none; under V1, which has none
+    for each, it seeds the generator that they share.
     Outputs of the latest ``keep_finished`` finished requests stay in ``requests``.
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
@@ -92,6 +94,8 @@ class Engine:
             self.close()  # its threads would outlive it
             raise
         self._rng = np.random.default_rng(seed)
+        if isinstance(self.worker.runner, ModelRunnerV1):
+            self.worker.runner.sampler.seed(int(np.random.default_rng(seed).integers(2**63 - 1)))
         self.requests: dict[str, RequestOutput] = {}
         """Unfinished requests and the latest finished ones, by id."""
         self._next_number = 0

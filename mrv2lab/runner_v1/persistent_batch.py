@@ -87,7 +87,7 @@ class InputBatch:
         self.req_output_token_ids: list[list[int] | None] = []
         """By row, references to ``CachedRequestState.output_token_ids``."""
 
-        # [r', 1] int32, device: what the previous step sampled, in that step's batch order (async scheduling only)
+        # [r', 1] int64, device: what the previous step sampled, in that step's batch order (async scheduling only)
         self.prev_sampled_token_ids: torch.Tensor | None = None
         self.prev_req_id_to_index: dict[str, int] | None = None
         """Rows of the previous step, since rows have moved by the time its tokens are needed."""

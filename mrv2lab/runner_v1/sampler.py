@@ -24,6 +24,7 @@ class Sampler:
         self.rt = rt
         self.shared = torch.Generator(device=rt.device)
         """Whose draws the rows without a seed take."""
+        self._seed = 0
         self._generators: dict[int, torch.Generator] = {}
         """By key, for queued work: only tensors and scalars can be queued. An entry goes in stream order, behind the
         last draw that was queued for it."""
@@ -99,10 +100,16 @@ class Sampler:
         """Queued work: drop one generator."""
         del self._generators[key]
 
+    def seed(self, seed: int) -> None:
+        """What the shared generator starts from, now and after each :meth:`reset`; 0 at first. The queue must be
+        empty."""
+        self._seed = seed
+        self.shared.manual_seed(seed)
+
     def reset(self) -> None:
         """Forget every request's generator and seed the shared one anew. The queue must be empty."""
         self._generators.clear()
-        self.shared.manual_seed(0)
+        self.shared.manual_seed(self._seed)
 
 
 def _greedy(out: torch.Tensor, logits: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrv2lab.bench import machine, result
-from mrv2lab.bench.result import summary, write_result
+from mrv2lab.bench.result import newest_result, summary, write_result
 
 
 def test_summary() -> None:
@@ -52,3 +52,18 @@ def test_a_commit_is_marked_where_there_are_changes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "_git", no_git)
     assert machine.git_commit() is None
     assert result.describe_machine()["commit"] is None
+
+
+def test_newest_result_of_a_gpu(tmp_path: Path) -> None:
+    def write(name: str, date: str, gpu: str | None) -> None:
+        (tmp_path / name).write_text(json.dumps({"date": date, "machine": {"gpu": gpu}, "figures": name}))
+
+    assert newest_result("policies", tmp_path) is None
+    write("2026-01-01-cpu-policies.json", "2026-01-09T00:00:00+00:00", None)
+    assert newest_result("policies", tmp_path) is None
+    write("a-policies.json", "2026-01-03T00:00:00+00:00", "NVIDIA H200")
+    write("b-policies.json", "2026-01-02T00:00:00+00:00", "NVIDIA H200")
+    write("c-runners.json", "2026-01-05T00:00:00+00:00", "NVIDIA H200")
+    newest = newest_result("policies", tmp_path)
+    assert newest is not None
+    assert newest["figures"] == "a-policies.json"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from mrv2lab.check import workloads
+from mrv2lab.check.compare import NearReport
+from mrv2lab.check.twin import TwinReport
 from mrv2lab.cli import app
 from mrv2lab.teach import mutants
 
@@ -45,6 +49,28 @@ def test_a_difference_is_printed_and_exits_with_1(as_json: bool) -> None:
     else:
         assert "v1 and mrv2 differ (exact)" in result.stdout
         assert "slot_mapping of request" in result.stdout or "block_table of request" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"steps": 0, "rows": 0, "tokens": 0}, "nothing was compared"),
+        ({"excused": 9}, "more tokens are excused than chance explains"),
+    ],
+    ids=["nothing", "excused"],
+)
+def test_it_says_why_two_differ_without_a_difference(
+    change: dict[str, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_twin(*_: Any, **__: Any) -> TwinReport:
+        steps, near = change.get("steps", 5), NearReport(change.get("rows", 99), change.get("tokens", 99))
+        near.excused = change.get("excused", 0)
+        return TwinReport("near", ("a", "b"), steps, near, None, {}, None)
+
+    monkeypatch.setattr(workloads, "run_twin", run_twin)
+    result = call("--workloads", "1")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1:] == [why]
 
 
 @pytest.mark.parametrize(

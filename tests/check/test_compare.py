@@ -155,10 +155,20 @@ def test_a_margin_too_small_is_excused_and_counted() -> None:
     b = dataclasses.replace(changed("logits", (0, 1), 3.9995), chosen=[1, -1])
     report = NearReport()
     assert compare_step(a, b, NEAR, PARAMS, report) is None
-    assert (report.rows, report.excused) == (2, 1)
+    assert (report.rows, report.tokens, report.excused) == (2, 1, 1)  # p has none
     assert report.excuses == ["step 7, 'd' at position 5: margin 0.001 <= 4 x 0.0005"]
-    with pytest.raises(AssertionError, match="1 of 2 excused"):
+    with pytest.raises(AssertionError, match="1 of 1 excused"):
         report.check()
+
+
+def test_rows_without_a_comparable_token_excuse_nothing() -> None:
+    """One excuse in 100 compared tokens is too many, whatever else was in the batches."""
+    assert NearReport(rows=1000, tokens=100, excused=1).too_many_excused
+    assert not NearReport(rows=1000, tokens=200, excused=1).too_many_excused
+    drawn = {req_id: (SamplingParams(temperature=1.0), 1) for req_id in "dp"}
+    report = NearReport()
+    assert compare_step(view(), view(), dataclasses.replace(NEAR, draws=False), drawn, report) is None
+    assert (report.rows, report.tokens) == (2, 0)
 
 
 def test_nothing_compared_is_no_agreement() -> None:

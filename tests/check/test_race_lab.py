@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mrv2lab.check.race_lab import RaceReport, race
 from mrv2lab.check.spin import Spin
 from mrv2lab.config import TransferName
+from mrv2lab.engine.engine import Engine
 from mrv2lab.runner_v1.buffers import BUFFERS
 
 UNSAFE: list[tuple[TransferName, int]] = [("unsafe", 2), ("uva_pool", 1)]
@@ -128,3 +131,28 @@ def test_a_spin_takes_its_time(milliseconds: float) -> None:
     end.record(rt.main.cuda)
     end.synchronize()
     assert 0.5 * milliseconds < begin.elapsed_time(end) < 2 * milliseconds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "cpu"}, {"stream": "threaded"}, {"transfer": "barrier"}, {"pool_depth": 2}, {"max_num_reqs": 4}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_the_experiment_sets_itself_is_refused(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"the experiment sets {name} itself; leave it out"):
+        race("barrier", steps=2, **options)
+
+
+def test_the_safe_run_has_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Spy(Engine):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            made.append(options)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr("mrv2lab.check.race_lab.Engine", Spy)
+    check_right(race("barrier", runner="v1", steps=3, reorder="decode_first", protected=BUFFERS))
+    assert [options["reorder"] for options in made] == ["decode_first"] * 2
+    assert ["protected" in options for options in made] == [True, False]

@@ -221,6 +221,26 @@ def test_a_workload_without_an_end_is_given_up() -> None:
         twin.run(greedy(), max_steps=5)
 
 
+def test_a_twin_that_compared_nothing_is_not_equal() -> None:
+    """Every request is aborted in the turn in which it came."""
+    with Twin.build(config(V1), config()) as twin:
+        report = twin.run(greedy(4), aborts=[(step, step) for step in range(4)])
+    assert report.difference is None and report.steps == 0
+    assert not report.equal
+    assert str(report).endswith("nothing was compared, since no step had tokens")
+
+
+def test_what_a_twin_refuses(weights: Weights) -> None:
+    with pytest.raises(ValueError, match=r"equality must be None or one of \('exact', 'near'\), got 'same'"):
+        Twin.build(config(V1), config(), weights=weights, equality="same")  # type: ignore[arg-type]
+    with Twin.build(config(V1), config(), weights=weights) as twin:
+        with pytest.raises(ValueError, match=r"token id 331 is outside the vocabulary of 331 \(ids 0..330\)"):
+            twin.submit("a", [1, 331])
+        with pytest.raises(ValueError, match="token id 400 is outside the vocabulary"):
+            twin.submit("a", [1], SamplingParams(stop_token_ids=(400,)))
+        assert not twin.has_work()
+
+
 def test_the_class_of_a_pair(weights: Weights) -> None:
     sides = {
         name: make_side(config(runner), weights, name)

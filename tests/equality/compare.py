@@ -52,6 +52,7 @@ def compare_near(
         report.ratios += ratio.tolist()
         report.rows += len(want)
         if tokens:
+            report.tokens += len(output.token_ids)
             first = len(output.prompt_token_ids) - 1
             scored = (trace.params[req_id], trace.seeds[req_id])
             for index, token in enumerate(output.token_ids):

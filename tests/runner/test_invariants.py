@@ -241,3 +241,14 @@ def test_a_row_freed_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestState, "remove_request", mutant)
     with pytest.raises(AssertionError, match="4: rows leaked"):
         play(SCHEDULE, PLAIN)
+
+
+def test_they_are_mrv2s() -> None:
+    options: dict[str, Any] = {"max_num_reqs": 2, "max_model_len": 32, "num_blocks": 8}
+    with (
+        Engine(runner="v1", device="cpu", **options) as engine,
+        pytest.raises(
+            ValueError, match="invariants of MRV2's rows, and this engine's runner is 'v1'; use runner='mrv2'"
+        ),
+    ):
+        check_invariants(engine)

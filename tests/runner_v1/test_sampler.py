@@ -14,6 +14,7 @@ from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runner_v1.sampler import Sampler
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.runtime.transfer import PinnedCopy
+from tests.runner_v1.small import v1
 from tests.runtime.machines import machine
 
 VOCAB = 7
@@ -205,3 +206,18 @@ def test_elsewhere_too_a_seeded_row_draws_the_same_in_any_company(where: str) ->
             bench.set_logits(torch.zeros(8, 1000))
             made.append([bench.draw(discarded=(at,) if step == 3 else ())[at] for step in range(9)])
     assert len({tuple(one[:3] + one[4:]) for one in made}) == 1
+
+
+def test_the_engines_seed_seeds_the_shared_generator() -> None:
+    """Requests without a seed draw otherwise under another engine seed, and never twice alike under None."""
+
+    def tokens(seed: int | None) -> list[int]:
+        with v1(seed=seed) as engine:
+            first = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=24, temperature=5.0, ignore_eos=True))
+            engine.reset()  # starts the draws again
+            again = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=24, temperature=5.0, ignore_eos=True))
+            assert first[0].token_ids == again[0].token_ids
+            return first[0].token_ids
+
+    assert tokens(0) == tokens(0) != tokens(5)
+    assert tokens(None) != tokens(None)

@@ -167,15 +167,17 @@ class Listener(Observer):
         step = self._step
         if step is None:
             return
+        time = self._now()
         stamp = self._stamps.take(self._rt.current) if self._stamp_launches and mark.kind in LAUNCHES else -1
-        step.marks.append((mark, self._now(), self._phase, stamp, self._probes.busy))
+        step.marks.append((mark, time, self._phase, stamp, self._probes.busy))
 
     def launch(self, describe: Callable[[], Mark]) -> None:
         """See :meth:`Observer.launch`. It is described off the hot path, by :func:`described`."""
         step = self._step
         if step is not None:
+            time = self._now()  # before the stamp, which the device may pass at once
             stamp = self._stamps.take(self._rt.current) if self._stamp_launches else -1
-            step.marks.append((describe, self._now(), self._phase, stamp, self._probes.busy))
+            step.marks.append((describe, time, self._phase, stamp, self._probes.busy))
 
     def gauge(self, name: str, value: float) -> None:
         """See :meth:`Observer.gauge`."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PHASES: tuple[str, ...] = (
     "schedule",
@@ -104,6 +104,11 @@ class Observer:
 
     def mark(self, mark: Mark) -> None:
         """One pass through a chokepoint."""
+
+    def launch(self, describe: Callable[[], Mark]) -> None:
+        """A launch on the current stream. ``describe`` makes its mark, now or soon: naming nine buffers costs as much
+        as everything else. Until it is called it keeps the launch's arguments alive."""
+        self.mark(describe())
 
     def gauge(self, name: str, value: float) -> None:
         """A number that belongs to the current step."""

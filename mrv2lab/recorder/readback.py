@@ -14,7 +14,7 @@ import torch
 
 from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import PHASES
-from mrv2lab.recorder.listen import RawStep
+from mrv2lab.recorder.listen import RawStep, described
 from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recorder.steps import StampedTimes, fill_times, step_record, texts_of, token_ids_in
 from mrv2lab.recording.recording import Recording
@@ -107,7 +107,7 @@ class Readback:
         """The launch of ``phase`` that said it writes ``table``."""
         names = [
             mark.name
-            for mark, _, where, _, added in self.raw.marks
+            for mark, _, where, _, added in described(self.raw)
             if where == phase and not added and table in mark.writes
         ]
         return names[-1] if names else phase

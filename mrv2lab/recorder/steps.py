@@ -11,7 +11,7 @@ import numpy as np
 
 import mrv2lab
 from mrv2lab.protocol import RequestData
-from mrv2lab.recorder.listen import RawStep
+from mrv2lab.recorder.listen import RawStep, described
 from mrv2lab.recording.schema import Diff, MarkRecord, NewRequest, SpanRecord, StepRecord
 
 
@@ -42,7 +42,7 @@ def step_record(raw: RawStep, epoch_ns: int) -> StepRecord:
                 m.kind, m.name, m.stream, m.reads, m.writes, short_site(m.site),
                 m.nbytes, m.wait_ns, time - epoch_ns, phase, added=added,
             )
-            for m, time, phase, _, added in raw.marks
+            for m, time, phase, _, added in described(raw)
         ],
         paused=raw.paused,
         keyframe=raw.keyframe,
@@ -96,9 +96,10 @@ class StampedTimes:
 
     def __init__(self, raw: RawStep, epoch_ns: int) -> None:
         self.spans = np.array([stamp for *_, stamp in raw.spans], np.int64)
-        self.marks = np.array([stamp for _, _, _, stamp, _ in raw.marks], np.int64)
-        self._times = [time - epoch_ns for _, time, *_ in raw.marks]
-        self._streams = [mark.stream for mark, *_ in raw.marks]
+        marks = described(raw)
+        self.marks = np.array([stamp for _, _, _, stamp, _ in marks], np.int64)
+        self._times = [time - epoch_ns for _, time, *_ in marks]
+        self._streams = [mark.stream for mark, *_ in marks]
         self._epoch_ns = epoch_ns
 
     def resolve(self, ends_ns: Int64, starts_ns: Int64 | None, free_at: dict[str, int]) -> tuple[Int64, Int64, Int64]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from mrv2lab.recorder.listen import RawStep
+from mrv2lab.recorder.listen import RawStep, described
 from mrv2lab.recorder.probes import Probes
 from mrv2lab.recorder.steps import StampedTimes, fill_times, step_record, texts_of, token_ids_in
 from mrv2lab.recording.recording import Recording
@@ -23,6 +23,11 @@ CHUNK = 16
 CUT_SHORT = "device times and the steps in flight are missing: queued work had raised when the recording ended"
 
 Decode = Callable[[list[int]], str]
+
+
+def _describe(steps: list[RawStep]) -> None:
+    for step in steps:
+        described(step)
 
 
 class Store:
@@ -48,8 +53,11 @@ class Store:
         self._tops: dict[int, TopK] = {}
         self._checks: dict[int, dict[str, int]] = {}
         self._times: list[StampedTimes] = []
-        self._pool = ThreadPoolExecutor(1, "mrv2lab-recording") if writer is not None else None
-        self._writes: list[Future[None]] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._work: list[Future[None]] = []
+        """Of the thread: steps written, or in memory described."""
+        self._undescribed = 0
+        """In memory: steps whose launches keep their arguments."""
 
     def __len__(self) -> int:
         """Steps taken, whether there is a record of them yet or not. In memory only."""
@@ -63,13 +71,33 @@ class Store:
         top = self._probes.top.collect(step.number) if self._probes.top is not None else None
         if top is not None:
             self._tops[step.number] = top
-        if self._pool is not None and len(self._raw) > CHUNK:
+        if self._writer is None:
+            self._undescribed += 1
+            if self._undescribed > CHUNK:
+                self._submit(_describe, self._raw[-self._undescribed :])
+                self._undescribed = 0
+        elif len(self._raw) > CHUNK:
             # A checksum is known a step later, so its step stays.
             checks = self._probes.checks
             stay = checks.pending[0][0] if checks is not None and checks.pending else step.number
             steps = [raw for raw in self._raw if raw.number < stay]
             self._raw = [raw for raw in self._raw if raw.number >= stay]
-            self._writes.append(self._pool.submit(self._write, steps))
+            self._submit(self._write, steps)
+
+    def _submit(self, work: Callable[[list[RawStep]], None], steps: list[RawStep]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "mrv2lab-recording")
+        self._work = [future for future in self._work if not future.done() or future.exception()]
+        self._work.append(self._pool.submit(work, steps))
+
+    def _await(self) -> None:
+        """The thread's end, and whatever it raised."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        work, self._work = self._work, []
+        for future in work:
+            future.result()
 
     def _collect(self, before: int | None) -> None:
         if self._probes.checks is not None:
@@ -94,7 +122,8 @@ class Store:
 
     def flush(self) -> None:
         """In memory: bring ``recording`` up to date, device times as far as they are known."""
-        steps, self._raw = self._raw, []
+        self._await()
+        steps, self._raw, self._undescribed = self._raw, [], 0
         known = len(self.recording)
         for raw in steps:
             self.recording.append(*self._record(raw))
@@ -120,11 +149,8 @@ class Store:
             self.recording.clock = dataclasses.asdict(clock) if clock is not None else {}
             self.recording.problems += [] if clock is not None else [CUT_SHORT]
             return
-        assert self._pool is not None
         try:
-            self._pool.shutdown(wait=True)
-            for write in self._writes:
-                write.result()
+            self._await()
             self._write(self._raw)
             self._raw = []
             if clock is None:

@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -26,6 +27,7 @@ from mrv2lab.runtime.stamps import Stamps
 Tensors = tuple[torch.Tensor, ...]
 Shape = int | tuple[int, ...]
 Names = tuple[str, ...]
+Effects = Launchable | tuple[Tensors, Tensors]
 
 
 class DeviceError(RuntimeError):
@@ -244,18 +246,18 @@ class Runtime(ABC):
                 names.append(self.registry.name(tensor))
         return tuple(names)
 
-    def _op_effects(self, op: Launchable, args: tuple[Any, ...]) -> tuple[Names, Names]:
-        reads = self._names(arg for i, arg in enumerate(args) if i not in op.write_index)
-        return reads, self._names(args[i] for i in op.write_index)
-
     def _mark(self, kind: str, name: str, nbytes: int, reads: Names, writes: Names) -> None:
         self.observer.mark(Mark(kind, name, self.current.name, nbytes, reads, writes, 0, self.site()))
 
-    def _mark_launch(
-        self, kind: str, name: str, args: tuple[Any, ...], effects: Callable[[], tuple[Names, Names]]
-    ) -> None:
-        """Mark a launch. ``effects`` names what it reads and writes, and is asked once for the same buffers: looking
-        up nine names costs more than the rest of a recorder."""
+    def _mark_launch(self, kind: str, name: str, args: tuple[Any, ...], effects: Effects) -> None:
+        """Mark a launch; ``effects`` are the op, or the tensors that a segment reads and writes."""
+        site = call_site() if self.observer.call_sites else None
+        self.observer.launch(partial(self._describe, kind, name, self.current.name, args, effects, site))
+
+    def _describe(
+        self, kind: str, name: str, stream: str, args: tuple[Any, ...], effects: Effects, site: str | None
+    ) -> Mark:
+        """The mark of a launch. The names of the same buffers are looked up once."""
         tensors = _tensors(args)
         key = (name, *map(_address, tensors))
         if self._effects_of != self.registry.generation:
@@ -263,12 +265,11 @@ class Runtime(ABC):
             self._effects_of = self.registry.generation
         found = self._effects.get(key)
         if found is None:
-            found = effects()
+            reads, writes = effects if isinstance(effects, tuple) else _split(effects, args)
+            found = self._names(reads), self._names(writes)
             if 0 not in key:  # empty storages share an address
                 self._effects[key] = found
-        site = call_site() if self.observer.call_sites else None
-        nbytes = sum(map(_nbytes, tensors))
-        self.observer.mark(Mark(kind, name, self.current.name, nbytes, found[0], found[1], 0, site))
+        return Mark(kind, name, stream, sum(map(_nbytes, tensors)), *found, 0, site)
 
     # -- call sites ----------------------------------------------------------------------------------------------------
 
@@ -335,6 +336,11 @@ def check_copy(kind: str, dst: torch.Tensor, src: torch.Tensor) -> None:
 def tensor_bytes(args: tuple[Any, ...]) -> int:
     """Bytes of every tensor among ``args``, tuples included."""
     return sum(map(_nbytes, _tensors(args)))
+
+
+def _split(op: Launchable, args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """What ``op`` reads and writes among ``args``."""
+    return [arg for i, arg in enumerate(args) if i not in op.write_index], [args[i] for i in op.write_index]
 
 
 _address = torch.Tensor.data_ptr

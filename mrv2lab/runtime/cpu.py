@@ -177,7 +177,7 @@ class CpuRuntime(Runtime):
         nbytes = tensor_bytes(captured)
         self.launch(Record("kernel", op.name, op.execute, (self.backend, captured), nbytes, call_site()))
         if self.observer.enabled:
-            self._mark_launch("kernel", op.name, captured, lambda: self._op_effects(op, args))
+            self._mark_launch("kernel", op.name, captured, op)
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
@@ -185,7 +185,7 @@ class CpuRuntime(Runtime):
         nbytes = tensor_bytes(captured)
         self.launch(Record("run", name, self.function(name), captured, nbytes, call_site()))
         if self.observer.enabled:
-            self._mark_launch("run", name, captured, lambda: (self._names(reads), self._names(writes)))
+            self._mark_launch("run", name, captured, (reads, writes))
 
     def publish(self, slot: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
         """See :meth:`Runtime.publish`."""

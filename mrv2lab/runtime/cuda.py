@@ -209,13 +209,13 @@ class CudaRuntime(Runtime):
         """See :meth:`Runtime.kernel`."""
         op.launch(op.kernel.load(), *args)
         if self.observer.enabled:
-            self._mark_launch("kernel", op.name, args, lambda: self._op_effects(op, args))
+            self._mark_launch("kernel", op.name, args, op)
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
         self.function(name)(*args)
         if self.observer.enabled:
-            self._mark_launch("run", name, args, lambda: (self._names(reads), self._names(writes)))
+            self._mark_launch("run", name, args, (reads, writes))
 
     def _copy(self, kind: str, dst: torch.Tensor, src: torch.Tensor, device: torch.Tensor, host: torch.Tensor) -> None:
         if not device.is_cuda or host.is_cuda:

@@ -67,7 +67,7 @@ class TimelinePanel {
   drawPlot() {
     const { view } = this;
     const { marks, spans, modelled, gap, device_phases: whole } = view.meta;
-    const timed = whole.length ? whole : marks.filter((m) => m.device_end != null && m.device_end > m.device_start);
+    const timed = whole.length ? whole : marks.filter((m) => m.device_end != null && m.device_end >= m.device_start);
     const streams = [...new Set(timed.map((m) => m.stream))].sort();
     const depth = Math.max(0, ...spans.map((x) => x.depth));
     const end = Math.max(1, ...spans.map((x) => x.end), ...marks.map((m) => m.time), ...timed.map((m) => m.device_end));

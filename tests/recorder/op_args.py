@@ -214,6 +214,10 @@ def _slot_mapping(batch: dict[str, Any], rng: Any) -> Case:
     return Case(args, loads)
 
 
+def _spin(batch: dict[str, Any], rng: Any) -> Case:
+    return Case({"state": np.array([12345], np.int32), "rounds": 3}, {"state": {0}})
+
+
 def positions(**changes: Any) -> dict[str, Any]:
     """Two requests on rows 2 and 0: three tokens behind seven, one token behind five; room for six and for three."""
     return {

@@ -19,19 +19,15 @@
 # of them, and how much of it did the last step change?
 
 # %%
-import statistics
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
-from plotly.subplots import make_subplots
 
 import mrv2lab
-from mrv2lab import Engine, EventLog, Recorder, SamplingParams, StepExplorer, Workload
+from mrv2lab import Engine, EngineConfig, EventLog, Recorder, SamplingParams, StepExplorer, Workload
 from mrv2lab.engine.workload import Arrival
 
 crowd = Engine("tiny", "v1", device="cpu", num_blocks=1024, max_num_reqs=16)
@@ -56,30 +52,10 @@ print(f"{known:,} numbers are known of 16 requests; this step changed {changed} 
 # hand, without a model:
 
 # %%
-from mrv2lab.runner_v1.cached_request import CachedRequestState
-from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runner_v1.reorder import reorder_batch
+from mrv2lab.teach.batch_lesson import batch_alone, request
 
-
-class HostOnly:
-    """A table that is never sent anywhere."""
-
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.gpu = torch.zeros(shape, dtype=dtype)
-        self.np = self.gpu.numpy()
-
-    def publish(self, rows: int | None = None) -> None:
-        pass
-
-
-def request(name: str, length: int, computed: int) -> CachedRequestState:
-    return CachedRequestState(
-        req_id=name, prompt_token_ids=list(range(length)), sampling=SamplingParams(), seed=0, seed_given=False,
-        generator=None, block_ids=[list(range(1, 2 + (length - 1) // 16))], num_computed_tokens=computed, output_token_ids=[],
-    )  # fmt: skip
-
-
-by_hand = InputBatch(8, 4096, 2048, (16,), HostOnly)
+by_hand = batch_alone(8)
 
 
 def show(what: str) -> None:
@@ -111,7 +87,8 @@ show("reorder: decodes before prefills")
 # ## 3. MRV2: a row for life, and a gather
 #
 # MRV2 takes a row from a free list when a request is admitted and gives it back when it ends. The batch of a step is a
-# list of rows, `idx_mapping`; kernels *gather* through it. The same 14 requests in both:
+# list of rows, `idx_mapping`; kernels *gather* through it. The same 14 requests in both (this lesson's helpers are in
+# `mrv2lab/teach/batch_lesson.py`, its pictures in `batch_pictures.py`):
 
 # %%
 tokenizer = crowd.tokenizer
@@ -129,25 +106,7 @@ workload = Workload(tuple(arrivals), "stories")
 SMALL = {"device": "cpu", "num_blocks": 64, "max_num_reqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
 
 
-def rows_of(engine: Engine) -> dict[str, int]:
-    """Request -> row, as the runner's host has it."""
-    runner = engine.worker.runner
-    v1 = engine.config.runner.runner == "v1"
-    return dict(runner.input_batch.req_id_to_index if v1 else runner.req_states.req_id_to_index)
-
-
-def drive(engine: Engine, workload: Workload, seen: list | None = None) -> dict[str, list[int]]:
-    """Run a workload step by step; output tokens by request. ``seen`` is told everybody's rows after each step."""
-    waiting = list(workload)
-    while waiting or engine.has_work():
-        while waiting and waiting[0].step <= engine.num_steps:
-            arrival = waiting.pop(0)
-            engine.submit(list(arrival.prompt), arrival.params)
-        engine.step()
-        if seen is not None:
-            seen.append(rows_of(engine))
-    return {name: output.token_ids for name, output in engine.requests.items()}
-
+from mrv2lab.teach.batch_lesson import drive, totals
 
 history, tokens, gauges = {}, {}, {}
 for kind in ("v1", "mrv2"):
@@ -155,51 +114,24 @@ for kind in ("v1", "mrv2"):
     with Engine("tiny", kind, observer=log, **SMALL) as engine:
         history[kind] = []
         tokens[kind] = drive(engine, workload, history[kind])
-    gauges[kind] = Counter()
-    for name, value in log.gauges:
-        gauges[kind][name] += value
+    gauges[kind] = totals(log)
 print("the same tokens:", tokens["v1"] == tokens["mrv2"])
 
 # %%
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-DASHES, MARKERS = ("solid", "dot"), ("circle", "square", "diamond", "x", "cross", "triangle-up", "star")
+from mrv2lab.teach.batch_pictures import rows_picture
 
-
-def style(i: int, rows: tuple[int, ...]) -> dict:
-    """Colour, dash and marker: any two of them tell neighbours apart. Markers where a request comes, moves or ends."""
-    last = len(rows) - 1
-    sizes = [9 if k in (0, last) or rows[k] != rows[k - 1] else 0 for k in range(len(rows))]
-    return {"line": {"color": COLORS[i % 7], "dash": DASHES[i // 7 % 2], "width": 3},
-            "marker": {"color": COLORS[i % 7], "symbol": MARKERS[i % 7], "size": sizes, "opacity": 1, "line": {"width": 0}}}  # fmt: skip
-
-
-picture = make_subplots(
-    1, 2, shared_yaxes=True, subplot_titles=("V1: a row is a place in the batch", "MRV2: a row for life")
-)
-for column, kind in enumerate(("v1", "mrv2"), start=1):
-    for i in range(len(workload)):
-        points = [(step, rows[f"r{i}"]) for step, rows in enumerate(history[kind]) if f"r{i}" in rows]
-        x, y = zip(*points, strict=True)
-        picture.add_scatter(
-            x=x, y=y, mode="lines+markers", line_shape="hv", name=f"r{i}", legendgroup=f"r{i}", showlegend=column == 1,
-            **style(i, y), row=1, col=column,
-        )  # fmt: skip
-picture.update_xaxes(title_text="step (turns of the loop)")
-picture.update_yaxes(title_text="row (index)", col=1)
-picture.update_layout(title="The row of each request", height=520, template="plotly_white",
-                      legend={"title": "request", "tracegroupgap": 0, "itemsizing": "constant"})  # fmt: skip
-picture
+rows_picture(history, {"v1": "V1: a row is a place in the batch", "mrv2": "MRV2: a row for life"})
 
 # %% [markdown]
 # On the left a line that drops is a request that was moved into somebody's hole, at a moment when nothing happened to
 # *it*. On the right every line is straight. How often, counted from the picture and by the runner:
 
 # %%
-jumps = {
-    kind: sum(now[name] != then[name] for then, now in pairwise(rows) for name in now.keys() & then.keys())
-    for kind, rows in history.items()
-}
-print("jumps in the picture:", jumps)
+jumps = Counter({"v1": 0, "mrv2": 0})
+for kind, steps in history.items():
+    for then, now in pairwise(steps):
+        jumps[kind] += sum(now[name] != then[name] for name in now.keys() & then.keys())
+print("jumps in the picture:", dict(jumps))
 print("V1's own counters:   ", {name: int(gauges["v1"][name]) for name in ("row_moves", "swaps", "bytes_moved")})
 
 # %% [markdown]
@@ -219,21 +151,20 @@ StepExplorer(recorder.recording, index=12)
 # the rows of a matrix are in other places, and logits are compared within a bound:
 
 # %%
-from mrv2lab import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from mrv2lab.check.twin import Twin
 from mrv2lab.model.load import load_model
 
-loaded = load_model("tiny")
+weights = load_model("tiny").weights
 
 
 def config(kind: str, **options) -> EngineConfig:
-    scheduler = SchedulerConfig(max_num_reqs=8, max_model_len=128, max_num_batched_tokens=64)
-    return EngineConfig(loaded.config, CacheConfig(num_blocks=64), scheduler, RunnerConfig(kind, "cpu", **options))
+    with Engine("tiny", kind, **SMALL, **options) as engine:
+        return engine.config
 
 
-V1, V1_SORTED, MRV2 = config("v1", transfer="barrier"), config("v1", transfer="barrier", reorder="mrv2"), config("mrv2")
+V1, V1_SORTED, MRV2 = config("v1"), config("v1", reorder="mrv2"), config("mrv2")
 for v1 in (V1, V1_SORTED):
-    with Twin.build(v1, MRV2, weights=loaded.weights) as twin:
+    with Twin.build(v1, MRV2, weights=weights) as twin:
         print(twin.run(workload))
 
 # %% [markdown]
@@ -242,42 +173,8 @@ for v1 in (V1, V1_SORTED):
 # The number of moves depends on *when* requests come and go, so here are six regimes of the same load (16 requests of
 # about 100 tokens), a mean over 24 steps each:
 
-
 # %%
-class Load:
-    """Keeps about ``count`` requests decoding. ``gap``: one ends every ``gap`` steps (0: nobody does), and its successor
-    is submitted ``late`` steps after it was seen to end."""
-
-    def __init__(self, engine: Engine, count: int, gap: int = 0, late: int = 0, eos: bool = False, prompt: int = 100):
-        self.engine, self.count, self.gap, self.late, self.eos, self.prompt = engine, count, gap, late, eos, prompt
-        self.queue, self.number = [], 0
-        for i in range(count):
-            self.submit((i + 2) * gap + 2 if gap else 120)
-        while any(not output.token_ids for output in engine.requests.values() if not output.finished):
-            self.step()
-
-    def submit(self, max_tokens: int) -> None:
-        start = 7 * self.number % 1500
-        self.number += 1
-        self.engine.submit(
-            list(range(start, start + self.prompt)), SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        )
-
-    def step(self) -> None:
-        for output in self.engine.step():
-            if output.finished and self.gap:
-                self.queue.append(self.engine.num_steps + self.late)
-        while self.queue and self.queue[0] <= self.engine.num_steps:
-            self.queue.pop(0)
-            self.submit(self.count * self.gap)
-
-
-def observe(load: Load, steps: int) -> EventLog:
-    load.engine.observer = log = EventLog()
-    for _ in range(steps):
-        load.step()
-    return log
-
+from mrv2lab.teach.batch_lesson import Load, observe
 
 BIG = {"device": "cpu", "num_blocks": 1024, "max_num_reqs": 32}
 regimes = {
@@ -295,42 +192,21 @@ lines = []
 for name, (load_options, engine_options) in regimes.items():
     with Engine("tiny", "v1", **BIG, **engine_options) as engine:
         log = observe(Load(engine, 16, **load_options), 24)
-    total = Counter()
-    for gauge, value in log.gauges:
-        total[gauge] += value
-    lines.append({"V1, 16 requests": name} | {k: total[k] / 24 for k in ("row_moves", "swaps", "bytes_moved")})
+    lines.append({"V1, 16 requests": name} | {k: totals(log)[k] / 24 for k in ("row_moves", "swaps", "bytes_moved")})
 pd.DataFrame(lines).set_index("V1, 16 requests").rename(columns=lambda k: f"{k} a step").round(2)
 
 # %% [markdown]
-# In MRV2 all of these are 0 by construction: there is no code that moves a row. But look where V1's are (nearly) 0 as well: in
-# steady decode, and wherever a newcomer takes the hole in the very step in which it opens. With asynchronous
+# In MRV2 all of these are 0 by construction: there is no code that moves a row. But look where V1's are (nearly) 0 as
+# well: in steady decode, and wherever a newcomer takes the hole in the very step in which it opens. With asynchronous
 # scheduling a request that ends by length leaves V1's batch one step *before* its end is known (its last token is
 # already in flight, so it is not scheduled), so the hole is closed before a successor can come.
 #
 # How large is a move? `InputBatch` alone, without a model: of 64 requests some end in one step, and as many come in the
 # next.
 
-
 # %%
-def churn(count: int, length: int, ends: int, steps: int = 40) -> tuple[float, float, float]:
-    """Row moves and bytes moved a step in which ``ends`` requests leave, and the microseconds of its condense."""
-    batch, rng, number = InputBatch(count, 8192, 2048, (16,), HostOnly), np.random.default_rng(0), count
-    for i in range(count):
-        batch.add_request(request(f"q{i}", length, length))
-    moved, written, times = 0, 0, []
-    for _ in range(steps):
-        batch.moves.reset()
-        for victim in rng.choice(batch.req_ids, ends, replace=False):
-            batch.remove_request(str(victim))
-        start = time.perf_counter_ns()
-        batch.condense()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-        moved, written = moved + batch.moves.row_moves, written + batch.moves.bytes_moved
-        for _ in range(ends):
-            batch.add_request(request(f"q{number}", length, length))
-            number += 1
-    return moved / steps, written / steps, statistics.median(times)
-
+from mrv2lab.teach.batch_lesson import churn
+from mrv2lab.teach.batch_pictures import condense_picture
 
 lengths, counts, rates = (64, 256, 1024, 4096), (8, 16, 64, 256), (1, 2, 4, 8, 16)
 curves = {
@@ -338,57 +214,32 @@ curves = {
     "requests in the batch": (counts, [churn(n, 1024, 1) for n in counts]),
     "requests that end in the step": (rates, [churn(64, 1024, n) for n in rates]),
 }
-picture = make_subplots(2, 3, shared_xaxes=True, vertical_spacing=0.08, horizontal_spacing=0.06)
-for column, (title, (x, figures)) in enumerate(curves.items(), start=1):
-    for row, (values, color, symbol) in enumerate(
-        (([f[1] / 1024 for f in figures], "#0072B2", "circle"), ([f[2] for f in figures], "#D55E00", "square")), start=1
-    ):
-        picture.add_scatter(x=x, y=values, mode="lines+markers", line={"color": color, "dash": ("solid", "dash")[row - 1]},
-                            marker={"symbol": symbol, "size": 8}, showlegend=False, row=row, col=column)  # fmt: skip
-    picture.update_xaxes(type="log", tickvals=x, tickangle=0, col=column)
-    picture.update_xaxes(title_text=title, row=2, col=column)
-picture.update_yaxes(rangemode="tozero")
-picture.update_yaxes(title_text="moved (KiB a step)", row=1, col=1)
-picture.update_yaxes(title_text="time, this machine (µs)", row=2, col=1)
-picture.update_layout(title="What condense costs", height=480, template="plotly_white")
-picture
+condense_picture(curves)
 
 # %%
-for title, (x, figures) in curves.items():
+for title, (x, costs) in curves.items():
     print(
-        f"{title:32s}",
-        "   ".join(f"{n}: {f[1] / 1024:.1f} KiB in {f[2]:.0f} µs" for n, f in zip(x, figures, strict=True)),
+        f"{title:32s}", "   ".join(f"{n}: {c[0] / 1024:.1f} KiB, {c[1]:.0f} µs" for n, c in zip(x, costs, strict=True))
     )
 
 # %% [markdown]
 # The bytes grow with the length of the requests and with how many end, not with the size of the batch. But bytes are
-# cheap: compare the microseconds above with the host time of a whole step in section 8 before you call moving slow. (In vLLM a row has about 20 fields and, for some requests, a mask as wide as the
-# vocabulary.) What moving really costs shows in section 7.
+# cheap: compare the microseconds above with the host time of a whole step in section 8 before you call moving slow.
+# (In vLLM a row has about 20 fields and, for some requests, a mask as wide as the vocabulary.) What moving really
+# costs shows in section 7.
 #
 # ## 6. What crosses the bus
 #
 # The other half of the design: V1's truth is on the host and is copied *whole* in every step; MRV2's truth is on the
 # device, and only *diffs* are sent. Steady decode of 16 requests, by array:
 
-
 # %%
-def bus(log: EventLog, steps: int) -> pd.DataFrame:
-    """Copies to the device, and what the host writes where the device reads it in place (UVA): a step's means."""
-    table = defaultdict(lambda: [0.0, 0.0])
-    for mark in log.marks:
-        uva = mark.kind == "publish" and ".uva" in mark.name
-        if mark.kind == "h2d" or uva:
-            name = mark.name.rpartition(".")[0] + (" (UVA)" if uva else "")
-            table[name][0] += 1 / steps
-            table[name][1] += mark.nbytes / steps
-    return pd.DataFrame.from_dict(table, orient="index", columns=["times a step", "bytes a step"])
-
+from mrv2lab.teach.batch_lesson import bus
 
 crossed = {}
 for kind in ("v1", "mrv2"):
     with Engine("tiny", kind, **BIG) as engine:
         crossed[kind] = bus(observe(Load(engine, 16), 32), 32)
-    crossed[kind].loc["all"] = crossed[kind].sum()
 pd.concat(crossed, names=["runner", "array"]).round(1)
 
 # %% [markdown]
@@ -397,42 +248,25 @@ pd.concat(crossed, names=["runner", "array"]).round(1)
 # begin, and a block only when a request gets one (every 16th token). The rectangle grows in both directions:
 
 # %%
-sizes, limits = (1, 4, 16, 64), (256, 512, 1024)
+from mrv2lab.teach.batch_pictures import bus_picture
 
 
 def bytes_a_step(kind: str, count: int, limit: int) -> float:
     with Engine("tiny", kind, device="cpu", num_blocks=1024, max_num_reqs=64, max_model_len=limit) as engine:
-        return bus(observe(Load(engine, count, prompt=20), 16), 16)["bytes a step"].sum()
+        return bus(observe(Load(engine, count, prompt=20), 16), 16).loc["all", "bytes a step"]
 
 
-sent = {
-    kind: ([bytes_a_step(kind, n, 1024) for n in sizes], [bytes_a_step(kind, 16, n) for n in limits])
-    for kind in ("v1", "mrv2")
-}
-picture = make_subplots(1, 2, shared_yaxes=True, subplot_titles=("max_model_len 1024", "16 requests"))
-LOOK = {
-    "v1": {"line": {"color": "#D55E00"}, "marker": {"symbol": "square", "size": 9}, "name": "V1"},
-    "mrv2": {
-        "line": {"color": "#0072B2", "dash": "dash"},
-        "marker": {"symbol": "circle", "size": 9},
-        "name": "MRV2, UVA included",
-    },
-}
-for kind in ("v1", "mrv2"):
-    for column, x in ((1, sizes), (2, limits)):
-        picture.add_scatter(
-            x=x, y=sent[kind][column - 1], mode="lines+markers", **LOOK[kind], showlegend=column == 1, row=1, col=column
-        )
-picture.update_xaxes(title_text="requests", type="log", tickvals=sizes, col=1)
-picture.update_xaxes(title_text="max_model_len (tokens)", type="log", tickvals=limits, col=2)
-picture.update_yaxes(type="log", title_text="bytes a step", col=1)
-picture.update_layout(title="Host to device, steady decode", height=380, template="plotly_white")
-picture
+sizes, limits = (1, 4, 16, 64), (256, 512, 1024)
+by_size = {kind: [bytes_a_step(kind, n, 1024) for n in sizes] for kind in ("v1", "mrv2")}
+by_limit = {kind: [bytes_a_step(kind, 16, n) for n in limits] for kind in ("v1", "mrv2")}
+bus_picture({
+    "max_model_len 1024": ("requests", sizes, by_size), "16 requests": ("max_model_len (tokens)", limits, by_limit)
+})  # fmt: skip
 
 # %%
-print({kind: [[round(n) for n in part] for part in parts] for kind, parts in sent.items()})
+print({kind: [round(n) for n in sent] for kind, sent in by_size.items()}, "bytes a step with", sizes, "requests")
 print(
-    f"at 64 requests V1 sends {sent['v1'][0][-1] / sent['mrv2'][0][-1]:.0f} times the bytes, at 1 request {sent['v1'][0][0] / sent['mrv2'][0][0]:.1f} times"
+    f"V1 sends {by_size['v1'][0] / by_size['mrv2'][0]:.1f} times the bytes at 1 request, {by_size['v1'][-1] / by_size['mrv2'][-1]:.0f} times at 64"
 )
 
 # %% [markdown]
@@ -444,45 +278,8 @@ print(
 # V1 keeps in the batch only who is scheduled. We make the scheduler pass over one of four requests for a step, then
 # preempt one (it loses its blocks and is computed again):
 
-
 # %%
-def pause_and_preempt(kind: str) -> pd.DataFrame:
-    log = EventLog()
-    with Engine("tiny", kind, observer=log, device="cpu", num_blocks=64, max_num_reqs=8, async_scheduling=False,
-                enable_prefix_caching=False) as engine:  # fmt: skip
-        messages, project = [], engine.core.project
-        engine.core.project = lambda schedule: messages.append(project(schedule)) or messages[-1]
-        for i in range(4):
-            engine.submit([50 + i] * 40, SamplingParams(max_tokens=60, ignore_eos=True), request_id="ABCD"[i])
-        for _ in range(8):
-            engine.step()
-        scheduler, lines = engine.scheduler, []
-
-        def step(what: str) -> None:
-            log.clear()
-            then = rows_of(engine)
-            engine.step()
-            now, message = rows_of(engine), messages[-1]
-            again = [data.all_token_ids for data in message.new_reqs] + list(
-                getattr(message.cached_reqs, "all_token_ids", {}).values()
-            )
-            moves = engine.worker.runner.input_batch.moves if kind == "v1" else None
-            lines.append({
-                "": what, "rows": " ".join(f"{name}{row}" for name, row in sorted(now.items())),
-                "rows left / taken": f"{len(then.keys() - now.keys())} / {moves.adds if moves else len(message.new_reqs)}",
-                "rows moved": moves.row_moves if moves else 0, "token ids sent again": sum(map(len, again)),
-                "tokens computed": message.total_num_scheduled_tokens,
-            })  # fmt: skip
-
-        step("all four")
-        paused = scheduler.running.pop(1)
-        step("B is passed over")
-        scheduler.running.insert(1, paused)
-        step("B is back")
-        scheduler.preempt("B")
-        step("B preempted and resumed")
-    return pd.DataFrame(lines).set_index("")
-
+from mrv2lab.teach.batch_lesson import pause_and_preempt
 
 pd.concat({kind: pause_and_preempt(kind) for kind in ("v1", "mrv2")}, names=["runner"])
 
@@ -503,7 +300,7 @@ for mutant, right, broken in (
     (mutants.condense_forgets_blocks, MRV2, V1_SORTED),
     (mutants.row_keeps_tokens, V1_SORTED, MRV2),
 ):
-    with Twin.build(right, broken, weights=loaded.weights, around_b=mutant) as twin:
+    with Twin.build(right, broken, weights=weights, around_b=mutant) as twin:
         report = twin.run(workload)
     print(f"{mutant.name}: {mutant.breaks}\n  -> {report.difference}\n")
 
@@ -529,7 +326,7 @@ quiet = Workload(
     tuple(Arrival(0, arrival.prompt, SamplingParams(max_tokens=20, ignore_eos=True)) for arrival in arrivals[:8]),
     "quiet",
 )
-with Twin.build(MRV2, V1_SORTED, weights=loaded.weights, around_b=mutants.condense_forgets_blocks) as twin:
+with Twin.build(MRV2, V1_SORTED, weights=weights, around_b=mutants.condense_forgets_blocks) as twin:
     print("eight requests that end together:", twin.run(quiet))
 
 # %% [markdown]
@@ -541,16 +338,7 @@ with Twin.build(MRV2, V1_SORTED, weights=loaded.weights, around_b=mutants.conden
 # %%
 from mrv2lab.bench.runner_bench import host_times
 
-OWN = (
-    "update_states",
-    "apply_writes",
-    "prepare_inputs",
-    "gather",
-    "prepare_attn",
-    "sample",
-    "copy_output",
-    "postprocess",
-)
+OWN = "update_states apply_writes prepare_inputs gather prepare_attn sample copy_output postprocess".split()
 MODEL = ("layer.", "embed", "final_norm", "logits")
 table = {}
 for name, options in (("steady", {}), ("one ends and one comes every step", {"gap": 1})):
@@ -567,11 +355,12 @@ for name, options in (("steady", {}), ("one ends and one comes every step", {"ga
 pd.DataFrame(table).round(1)
 
 # %% [markdown]
-# In steady decode no row moves in either design, and on the host MRV2 is not the faster one here, in neither column: what
-# V1 spends on copies, MRV2 spends on more small launches, and under churn on staging and applying diffs (`apply_writes`;
-# in steady decode it has something to do only when somebody gets a block, which a median does not show). MRV2's kernels
-# also read tables in place over the bus (UVA), and state on the device is harder to print: you must wait for it. What MRV2 buys is not fewer microseconds of moving
-# rows; it is that the host does not need to know tokens and counts, so that nothing has to wait for it
+# In steady decode no row moves in either design. Compare the sums: where this was written MRV2's host was the faster
+# one in neither load. What V1 spends on copies, MRV2 spends on more small launches, and under churn on staging and
+# applying diffs (`apply_writes`; in steady decode it has something to do only when somebody gets a block, which a
+# median does not show). MRV2's kernels also read tables in place over the bus (UVA), and state on the device is
+# harder to print: you must wait for it. What MRV2 buys is not fewer microseconds of moving rows; it is that the host
+# does not need to know tokens and counts, so that nobody has to wait for them
 # ([02_async_first](02_async_first.ipynb)), and a family of bugs that cannot be written.
 #
 # A CPU's queueing is not a GPU's launching. The same comparison measured on an H200, if this checkout has it:
@@ -580,11 +369,8 @@ pd.DataFrame(table).round(1)
 from mrv2lab.bench.frames import runner_frame
 
 results = sorted(Path(mrv2lab.__file__).parent.glob("bench/results/*h200-runner*.json"))
-print(
-    results[-1].name
-    if results
-    else "no file yet: python -m mrv2lab.bench.runner_bench --device cuda --out FILE makes one"
-)
+missing = "no file yet: python -m mrv2lab.bench.runner_bench --device cuda --out FILE makes one"
+print(results[-1].name if results else missing)
 runner_frame(pd.read_json(results[-1], typ="series")["figures"]) if results else None
 
 # %% [markdown]

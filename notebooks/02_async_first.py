@@ -23,22 +23,21 @@ import inspect
 import re
 import statistics
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from mrv2lab import CacheConfig, Engine, EventLog, Observer, Recorder, Recording, SamplingParams, SchedulerConfig
+import mrv2lab
+from mrv2lab import Engine, EventLog, Recorder, Recording, SamplingParams
 from mrv2lab.engine.core import EngineCore
 
 print(inspect.getsource(EngineCore._step_sync), inspect.getsource(EngineCore._step_async), sep="\n")
 
 # %% [markdown]
-# Both ask the runner twice: `execute_model` queues everything up to the hidden states, `sample_tokens` queues the rest
-# and returns the output *on its way*. (Between the two vLLM makes the masks of structured output, which need the step
-# before.) Neither waits. Here they are by hand; the device is a software stream, and says how much of its queue it has run:
+# Both ask the runner twice: `execute_model` queues everything up to the hidden states, `sample_tokens` queues the
+# rest and returns the output *on its way*. (Between the two vLLM makes the masks of structured output, which need the
+# step before.) Neither waits. Here they are by hand; the device is a software stream, and says how much of its queue
+# it has run:
 
 # %%
 hand = Engine("tiny", "mrv2", device="cpu", num_blocks=64, max_num_reqs=8)
@@ -79,82 +78,13 @@ print("all four alike:", all(tokens == texts["mrv2", "sync"] for tokens in texts
 # %% [markdown]
 # ## 2. To plan a token that nobody knows
 #
-# The scheduler counts tokens; it need not know them. Under asynchronous scheduling a scheduled step *promises* a token,
-# a **placeholder**, and the next `schedule()` counts it as one more token to compute. Real scheduler and real loop, with a
-# worker that makes tokens up: prompt of 6, 4 tokens a step at most, `max_tokens` 3.
+# The scheduler counts tokens; it need not know them. Under asynchronous scheduling a scheduled step *promises* a
+# token, a **placeholder**, and the next `schedule()` counts it as one more token to compute. Real scheduler and real
+# loop, with a worker that makes tokens up (`mrv2lab/teach/async_lesson.py`): prompt of 6, 4 tokens a step at most,
+# `max_tokens` 3.
 
 # %%
-from mrv2lab.engine.async_scheduler import AsyncScheduler
-from mrv2lab.engine.request import Request
-from mrv2lab.protocol import ModelRunnerOutput
-
-
-class MadeUp:
-    """A worker without a model: its tokens are 100, 101, 102, ..."""
-
-    def __init__(self) -> None:
-        self.next = 100
-
-    def execute_model(self, schedule) -> bool:
-        self.schedule = schedule
-        return schedule.total_num_scheduled_tokens > 0
-
-    def sample_tokens(self):
-        sampled = [[]] if self.schedule.new else [[self.next]]  # the first chunk does not reach the prompt's end
-        self.next += len(sampled[0])
-        self.output = ModelRunnerOutput(self.schedule.step, ["a"], sampled)
-        return Ready(self.output)
-
-
-class Ready:
-    def __init__(self, output) -> None:
-        self.get_output = lambda: output
-
-
-def trace(eos: tuple[int, ...] = ()) -> tuple[pd.DataFrame, AsyncScheduler]:
-    """Every call of the scheduler and how its counters stand afterwards."""
-    scheduler = AsyncScheduler(SchedulerConfig(8, 4, 64), CacheConfig(33))
-    request = Request("a", range(1, 7), SamplingParams(max_tokens=3), eos_token_ids=eos)
-    scheduler.add_request(request)
-    lines = []
-
-    def line(call: str, n="", sent="", note="") -> None:
-        lines.append({"call": call, "tokens scheduled": n, "sent (computed, outputs)": sent, "computed": request.num_computed_tokens,
-                      "placeholders": request.num_output_placeholders, "tokens known": request.num_tokens, "": note})  # fmt: skip
-
-    plan, settle = scheduler.schedule, scheduler.update_from_output
-
-    def schedule():
-        output = plan()
-        told = output.continued
-        sent = [*zip(told.num_computed_tokens.tolist(), told.num_output_tokens.tolist(), strict=True)]
-        note = "; ".join(
-            [decision.kind for decision in scheduler.decisions] + [f"finished: {name}" for name in output.finished]
-        )
-        line(
-            f"schedule {output.step}",
-            output.num_scheduled_tokens.get("a", 0),
-            "new" if output.new else str(*sent),
-            note,
-        )
-        return output
-
-    def update(output, result):
-        updates = settle(output, result)
-        if result.req_ids:
-            tokens = result.sampled_token_ids[0]
-            line(
-                f"update {output.step}",
-                note=f"came back: {tokens}" + "".join(f", ends: {u.finish_reason}" for u in updates if u.finish_reason),
-            )
-        return updates
-
-    scheduler.schedule, scheduler.update_from_output = schedule, update
-    core = EngineCore(scheduler, MadeUp(), Observer(), 2, lambda output: output)
-    while not request.finished or core.in_flight:
-        core.step()
-    return pd.DataFrame(lines).set_index("call"), scheduler
-
+from mrv2lab.teach.async_lesson import trace
 
 table, _ = trace()
 table
@@ -171,9 +101,9 @@ table
 # A stop by **EOS** is not. Let the second token, 101, be one:
 
 # %%
-table, scheduler = trace(eos=(101,))
+table, wasted_rows = trace(eos=(101,))
 print(table.iloc[-4:].to_string())
-print("\nwasted rows:", scheduler.stats.wasted_rows)
+print("wasted rows:", wasted_rows)
 
 # %% [markdown]
 # *schedule 3* had already planned another token when 101 came back. Its row is computed and thrown away.
@@ -201,15 +131,15 @@ for end, params in ends.items():
 pd.DataFrame(lines).set_index(["ends by", "loop"]).round(1)
 
 # %% [markdown]
-# One row for each request that ends unforeseen. For short answers that is a real share, for long ones next to nothing; and
-# where the device has room in its batch, a row more costs little.
+# One row for each request that ends unforeseen. For short answers that is a real share, for long ones next to
+# nothing; and where the device has room in its batch, a row more costs little.
 #
 # ## 4. How does the token get into the next step?
 #
-# The token is on the device, the step that needs it is being prepared on the host. V1 prepares `input_ids` on the host,
-# so it writes **-1** where the token should be, keeps what was sampled (`prev_sampled_token_ids`) with a map of who had
-# which row then (`prev_req_id_to_index`, since rows may have moved), and scatters the tokens into the holes on the device.
-# Three requests, of which `A` ends and `D` comes:
+# The token is on the device, the step that needs it is being prepared on the host. V1 prepares `input_ids` on the
+# host, so it writes **-1** where the token should be, keeps what was sampled (`prev_sampled_token_ids`) with a map of
+# who had which row then (`prev_req_id_to_index`, since rows may have moved), and scatters the tokens into the holes
+# on the device. Three requests, of which `A` ends and `D` comes:
 
 
 # %%
@@ -231,10 +161,8 @@ with Engine("tiny", "v1", observer=log, **SMALL) as engine:
         log.clear()
         engine.step()
         batch = runner.batch
-        total, repair = (
-            batch.host.num_tokens,
-            [m.name for m in log.marks if m.name in ("v1.copy_prev_sampled", "scatter_sampled")],
-        )
+        total = batch.host.num_tokens
+        repair = [m.name for m in log.marks if m.name in ("v1.copy_prev_sampled", "scatter_sampled")]
         sent = any(mark.name.startswith("input_ids") and mark.kind == "h2d" for mark in log.marks)
         print(f"step {batch.step}: rows {' '.join(batch.req_ids)}")
         print(f"   host:   {runner.inputs.input_ids.np[:total].tolist()}   {'copied' if sent else 'not copied'}")
@@ -242,9 +170,9 @@ with Engine("tiny", "v1", observer=log, **SMALL) as engine:
         print(f"   device: {engine.rt.read(batch.input_ids).tolist()}")
 
 # %% [markdown]
-# Where the same requests stand in the same rows, V1 has a fast path: one copy within the device, and the host's -1 never
-# leave. When `A` goes, `C` moves into its row: the map says where its token is. (Reading the device makes it catch up; the
-# engine itself did not wait.)
+# Where the same requests stand in the same rows, V1 has a fast path: one copy within the device, and the host's -1
+# never leave. When `A` goes, `C` moves into its row: the map says where its token is. (Reading the device makes it
+# catch up; the engine itself did not wait.)
 #
 # In MRV2 the host has no `input_ids` at all. `post_update` writes each sampled token into `last_sampled_tokens[row]`, and
 # `combine_tokens` takes it from there a step later. A row does not change, so there is no map, and no placeholder:
@@ -289,61 +217,25 @@ for name, packages in folders.items():
     print(f"{name:5s} {sum(found.values()):3d} lines:", {file: count for file, count in found.items() if count})
 
 # %% [markdown]
-# (V1's synchronous loop uses none of them. And both pay for a token that is not known: where a sampler needs the outputs
-# themselves, for penalties say, V1 must wait for them and repair its list; MRV2 counts them on the device, which costs memory.)
+# (V1's synchronous loop uses none of them. And both pay for a token that is not known: where a sampler needs the
+# outputs themselves, for penalties say, V1 must wait for them and repair its list; MRV2 counts them on the device,
+# which costs memory.)
 #
 # ## 5. Who waits, for what
 #
-# Every wait passes a chokepoint of the runtime and has a name. A mean a step, in steady decode of 8 requests, once with the
-# modelled device as it comes (2 µs a launch: faster than this host), once with one that takes 100 µs a launch. The times are
+# Every wait passes a chokepoint of the runtime and has a name. A mean a step, in steady decode of 8 requests, once
+# with the modelled device as it comes (2 µs a launch: faster than this host), once with one that takes 100 µs a
+# launch. The times are
 # **modelled**: the host's are real Python on this machine, the device's come from a cost model.
 
 # %%
-from mrv2lab.runtime.clock import CostModel
-
-
-class HostLog(EventLog):
-    """An event log on the runtime's clock, which leaves out the time that stands in for the device; and without waits."""
-
-    def __init__(self, rt) -> None:
-        super().__init__()
-        self.rt, self.waited = rt, 0
-        self.phases: dict[str, list[float]] = defaultdict(list)
-
-    def mark(self, mark) -> None:
-        super().mark(mark)
-        self.waited += mark.wait_ns
-
-    @contextmanager
-    def _timed(self, name: str):
-        start = self.rt.now() - self.waited
-        yield
-        self.phases[name].append((self.rt.now() - self.waited - start) / 1000)
-
-
-def decode(kind: str, loop: bool, launch_us: float, steps: int = 16, listen: bool = True) -> tuple[HostLog, float]:
-    """What an observer heard in ``steps`` steps, if one listened, and the microseconds of one of them (median)."""
-    with Engine("tiny", kind, async_scheduling=loop, **SMALL) as engine:
-        engine.rt.costs = CostModel(launch_ns=int(launch_us * 1000))
-        for prompt in PROMPTS:
-            engine.submit(prompt, SamplingParams(max_tokens=100, ignore_eos=True))
-        for _ in range(6):
-            engine.step()
-        log, times = HostLog(engine.rt), []
-        if listen:
-            engine.observer = log
-        for _ in range(steps):
-            start = engine.rt.now()
-            engine.step()
-            times.append((engine.rt.now() - start) / 1000)
-        return log, statistics.median(times)
-
+from mrv2lab.teach.async_lesson import decode
 
 lines = []
 for launch_us in (2, 100):
     for kind in ("v1", "mrv2"):
         for loop in (False, True):
-            log, _ = decode(kind, loop, launch_us)
+            log, _ = decode(kind, loop, launch_us, PROMPTS)
             waits: dict[str, list[float]] = defaultdict(list)
             for mark in log.waits():
                 waits[re.sub(r"\.\d\.", ".", mark.name)].append(mark.wait_ns / 1000)
@@ -353,11 +245,12 @@ for launch_us in (2, 100):
 pd.DataFrame(lines).set_index(["device", "runner", "loop", "waits for"]).round(1)
 
 # %% [markdown]
-# `sampled.copied` is the wait for a step's tokens: everybody has it, in the asynchronous loop a step late. `prepare_inputs`
-# is V1's *barrier*: it rewrites the same host buffers in every step, so it must not begin before the device has read the
-# last step's copies. (Its synchronous loop needs none: it has waited for everything anyway.) On the fast device every wait
-# finds the work done. On the slow one V1 stands at the barrier before it prepares a step; MRV2 prepares first and waits
-# then. But mind the model: the barrier waits for some copies and small launches, at 100 µs each here, at a few µs on a GPU.
+# `sampled.copied` is the wait for a step's tokens: everybody has it, in the asynchronous loop a step late.
+# `prepare_inputs` is V1's *barrier*: it rewrites the same host buffers in every step, so it must not begin before the
+# device has read the last step's copies. (Its synchronous loop needs none: it has waited for everything anyway.) On
+# the fast device every wait finds the work done. On the slow one V1 stands at the barrier before it prepares a step;
+# MRV2 prepares first and waits then. But mind the model: the barrier waits for some copies and small launches, at 100
+# µs each here, at a few µs on a GPU.
 #
 # ## 6. The timeline
 #
@@ -365,59 +258,8 @@ pd.DataFrame(lines).set_index(["device", "runner", "loop", "waits for"]).round(1
 # about as slow as a host like this one.
 
 # %%
-STEP_COLORS, PATTERNS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7"), ("", "/", ".", "x")
-
-
-def lanes(recording: Recording, first: int, count: int) -> list[tuple[str, int, str, float, float]]:
-    """(lane, step, what, start, end) in microseconds from the first step's start."""
-    bars, zero = [], min(span.start_ns for span in recording[first].spans)
-    for index in range(first, first + count):
-        record, meta = recording[index], recording.view(index).meta
-        offset = (min(span.start_ns for span in record.spans) - zero) / 1000
-        for span in meta["spans"]:
-            if not span["depth"] and not span["added"]:
-                lane = "host waits" if span["name"] in ("wait_output", "barrier_wait") else "host works"
-                bars.append((lane, record.step, span["name"], offset + span["start"], offset + span["end"]))
-        work = [
-            one for one in meta["marks"] + meta["device_phases"] if one["device_end"] is not None and not one["added"]
-        ]
-        for one in work:
-            if one["stream"] == "main" and one["device_start"] is not None:
-                bars.append(
-                    ("device", record.step, one["name"], offset + one["device_start"], offset + one["device_end"])
-                )
-    return bars
-
-
-def draw(recordings: dict[str, Recording], first: int, count: int = 4, title: str = "") -> go.Figure:
-    picture = make_subplots(
-        len(recordings), 1, shared_xaxes=True, subplot_titles=list(recordings), vertical_spacing=0.16
-    )
-    for row, recording in enumerate(recordings.values(), start=1):
-        bars = lanes(recording, first, count)
-        for i, step in enumerate(sorted({bar[1] for bar in bars})):
-            mine = [bar for bar in bars if bar[1] == step]
-            picture.add_bar(
-                orientation="h", y=[bar[0] for bar in mine], base=[bar[3] for bar in mine], x=[bar[4] - bar[3] for bar in mine],
-                hovertext=[f"step {bar[1]}: {bar[2]}, {bar[4] - bar[3]:.0f} µs" for bar in mine], hoverinfo="text", name=f"{i + 1}. step",
-                marker={"color": STEP_COLORS[i], "pattern": {"shape": PATTERNS[i], "fgcolor": "black", "size": 5, "fgopacity": 0.5}, "line": {"width": 0}},
-                legendgroup=str(i), showlegend=row == 1, row=row, col=1,
-            )  # fmt: skip
-    picture.update_layout(
-        barmode="overlay",
-        title=title,
-        height=170 + 170 * len(recordings),
-        template="plotly_white",
-        legend_title="belongs to",
-    )
-    picture.update_yaxes(categoryorder="array", categoryarray=["device", "host waits", "host works"])
-    shown = max(
-        bar[4] for recording in recordings.values() for bar in lanes(recording, first, count) if bar[0] == "device"
-    )
-    picture.update_xaxes(range=[0, 1.05 * shown])
-    picture.update_xaxes(title_text="time (µs)", row=len(recordings))
-    return picture
-
+from mrv2lab.runtime.clock import CostModel
+from mrv2lab.teach.async_pictures import bars_of, timeline
 
 recordings = {}
 for loop in (False, True):
@@ -429,7 +271,7 @@ for loop in (False, True):
             for _ in range(24):
                 engine.step()
     recordings["asynchronous" if loop else "synchronous"] = recorder.recording
-draw(recordings, 12, title="Steady decode, MRV2 (device times modelled)")
+timeline(recordings, 12, title="Steady decode, MRV2 (device times modelled)")
 
 # %% [markdown]
 # In the synchronous loop the device idles while the host schedules and settles, and the host idles while the device
@@ -439,21 +281,21 @@ draw(recordings, 12, title="Steady decode, MRV2 (device times modelled)")
 
 # %%
 for name, recording in recordings.items():
-    bars = lanes(recording, 8, 12)
-    ends = sorted((start, end) for lane, _, _, start, end in bars if lane == "device")
-    span, busy = ends[-1][1] - ends[0][0], sum(end - start for start, end in ends)
-    host = sum(end - start for lane, _, _, start, end in bars if lane == "host works")
+    bars = bars_of(recording, 8, 12)
+    work = [bar for bar in bars if bar.lane == "device"]
+    span, busy = work[-1].end - work[0].start, sum(bar.end - bar.start for bar in work)
+    host = sum(bar.end - bar.start for bar in bars if bar.lane == "host works")
     print(
         f"{name:13s} {span / 12:5.0f} µs a step   device busy {100 * busy / span:3.0f} %   host works {host / 12:4.0f} µs a step"
     )
 
 # %% [markdown]
-# And one that was **measured**, on an H200 (`traces/h200_stories.mrv2rec`, asynchronous). Here a bar of the device is a
-# phase, from timing events, the gaps between its launches included. The model is tiny and the GPU is fast: the device is
-# done as soon as the host has queued, and there is nothing to hide behind it.
+# And one that was **measured**, on an H200 (`traces/h200_stories.mrv2rec`, asynchronous; device times from timing events).
+# The model is tiny and the GPU is fast: launches are ticks on the device's lane, done about when the host has queued them,
+# and there is nothing to hide behind it.
 
 # %%
-draw({"H200, asynchronous": Recording.load("../traces/h200_stories.mrv2rec")}, 30, title="Recorded on an H200")
+timeline({"H200, asynchronous": Recording.load("../traces/h200_stories.mrv2rec")}, 30, title="Recorded on an H200")
 
 # %% [markdown]
 # ## 7. When it gains nothing
@@ -461,26 +303,15 @@ draw({"H200, asynchronous": Recording.load("../traces/h200_stories.mrv2rec")}, 3
 # Sweep the modelled device from much faster to much slower than this host:
 
 # %%
+from mrv2lab.teach.async_pictures import SWEEP, sweep_picture
+
 launches = (1, 4, 10, 25, 60, 150, 400)
-LOOK = {
-    ("mrv2", False): ("MRV2 sync", "#56B4E9", "dash", "circle-open"), ("mrv2", True): ("MRV2 async", "#0072B2", "solid", "circle"),
-    ("v1", False): ("V1 sync", "#E69F00", "dash", "square-open"), ("v1", True): ("V1 async", "#D55E00", "solid", "square"),
-}  # fmt: skip
-step_us = {key: [] for key in LOOK}
+step_us = {key: [] for key in SWEEP}
 for launch_us in launches:  # the better of two medians, taken in turns: other programs on this machine disturb
-    rounds = [{key: decode(*key, launch_us, listen=False)[1] for key in LOOK} for _ in range(2)]
-    for key in LOOK:
+    rounds = [{key: decode(*key, launch_us, PROMPTS, listen=False)[1] for key in SWEEP} for _ in range(2)]
+    for key in SWEEP:
         step_us[key].append(min(one[key] for one in rounds))
-picture = go.Figure()
-for key, (name, color, dash, symbol) in LOOK.items():
-    picture.add_scatter(x=launches, y=step_us[key], mode="lines+markers", name=name, line={"color": color, "dash": dash},
-                        marker={"symbol": symbol, "size": 9})  # fmt: skip
-picture.update_xaxes(type="log", title_text="modelled device time a launch (µs)", tickvals=launches)
-picture.update_yaxes(type="log", title_text="time a step (µs)")
-picture.update_layout(
-    title="Steady decode of 8 requests (host real, device modelled)", height=420, template="plotly_white"
-)
-picture
+sweep_picture(launches, step_us)
 
 # %%
 gain = {
@@ -500,8 +331,6 @@ pd.DataFrame(gain, index=pd.Index(launches, name="µs a launch")).rename(
 # asynchronous (the file is named below):
 
 # %%
-import mrv2lab
-
 result = max(Path(mrv2lab.__file__).parent.glob("bench/results/*-h200-step.json"))
 measured = pd.read_json(result, typ="series")["figures"]["requests"]
 print(result.name)
@@ -514,13 +343,14 @@ pd.DataFrame({
 }).round(0)  # fmt: skip
 
 # %% [markdown]
-# The host waits for next to nothing and the device works a fraction of the step: far on the left of the sweep. There async
-# gains nothing; what helps is to launch less (CUDA graphs). It is then, with the launches gone, that a host which need not
-# wait for tokens pays.
+# The host waits for next to nothing and the device works a fraction of the step: far on the left of the sweep. There
+# async gains nothing; what helps is to launch less (CUDA graphs). It is then, with the launches gone, that a host
+# which need not wait for tokens pays.
 #
-# In one notebook process the scheduler's Python and the runner's Python run **one after the other**; async overlaps the host
-# with the device, nothing else. (vLLM with worker processes also overlaps its scheduler with the workers' Python.) The
-# host's own work is not what async saves; the same phases, sync and async, without waits, medians a step:
+# In one notebook process the scheduler's Python and the runner's Python run **one after the other**; async overlaps
+# the host with the device, nothing else. (vLLM with worker processes also overlaps its scheduler with the workers'
+# Python.) The host's own work is not what async saves; the same phases, sync and async, without waits, medians a
+# step:
 
 # %%
 HOST = ("schedule", "update_states", "apply_writes", "prepare_inputs", "gather", "prepare_attn", "forward", "logits", "sample",
@@ -528,7 +358,7 @@ HOST = ("schedule", "update_states", "apply_writes", "prepare_inputs", "gather",
 columns = {}
 for kind in ("v1", "mrv2"):
     for loop in (False, True):
-        log, _ = decode(kind, loop, 30)
+        log, _ = decode(kind, loop, 30, PROMPTS)
         columns[kind, "async" if loop else "sync"] = {
             phase: statistics.median(log.phases[phase] or [0.0]) for phase in HOST
         }
@@ -543,11 +373,11 @@ frame.round(0)
 #
 # ## Try
 #
-# 1. In section 2, set `max_tokens=1` in `trace`. Expect *schedule 2* to plan nothing: the only token is in flight.
+# 1. In section 2, call `trace(max_tokens=1)`. Expect *schedule 2* to plan nothing: the only token is in flight.
 # 2. In section 3, add `"max_tokens 1"` with `SamplingParams(max_tokens=1)`. Expect no wasted row in either loop: foreseen.
 # 3. In section 4, let `B` be the one who ends (its count 4, `A`'s 30). Expect `C` in row 1 from then on, its token taken from
 #    row 2 by a scatter; and in MRV2 `C5` as before.
 # 4. In section 6, change `30_000` to `2_000`, and to `400_000`. Expect the device's lane nearly empty, and nearly full in
 #    *both* loops.
-# 5. In section 5, use the policy `Engine("tiny", "v1", transfer="pinned_copy", ...)`. Expect V1's barrier to be gone, at the
-#    price of a pinned temporary for each copy.
+# 5. In section 5, `decode("v1", True, 100, PROMPTS, transfer="pinned_copy")[0].waits()`. Expect V1's barrier to be gone, at
+#    the price of a pinned temporary for each copy.

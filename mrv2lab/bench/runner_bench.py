@@ -43,7 +43,8 @@ class Load:
         self._number = 0
         for i in range(count):
             self._submit(i + 2 if self.churn else longest)
-        while any(not output.token_ids for output in engine.requests.values() if not output.finished):
+        first = [output for output in engine.requests.values() if not output.finished]
+        while not all(output.token_ids for output in first):  # those of a churn that came since may have none
             self.step()
 
     def _submit(self, max_tokens: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+pytest.importorskip("plotly", reason="the pictures need plotly")
+
 from mrv2lab.bench.stand_in import StandIn
 from mrv2lab.engine.engine import Engine
 from mrv2lab.protocol import SamplingParams

@@ -34,10 +34,14 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Fixes the draws of every prompt.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
-    transfer: Annotated[str, typer.Option(help="'unsafe', 'barrier', 'pinned_copy' or 'uva_pool'.")] = "uva_pool",
+    runner: Annotated[str, typer.Option(help="'mrv2' or 'v1'.")] = "mrv2",
+    transfer: Annotated[
+        str | None,
+        typer.Option(help="'unsafe', 'barrier', 'pinned_copy' or 'uva_pool'; else the runner's own."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, one a line.")] = False,
 ) -> None:
-    """Generate text with the MRV2 runner."""
+    """Generate text with either runner, V1 or MRV2."""
     try:
         from mrv2lab.engine.engine import Engine
     except ImportError as error:
@@ -46,7 +50,7 @@ def generate(
 
     try:
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
-        with Engine(model, device=device, transfer=transfer) as engine:  # type: ignore[arg-type]
+        with Engine(model, runner, device=device, transfer=transfer) as engine:  # type: ignore[arg-type]
             outputs = engine.generate(prompt, params)
     except (ValueError, RuntimeError, OSError, TypeError) as error:
         _fail(error)

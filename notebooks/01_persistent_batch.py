@@ -366,12 +366,19 @@ pd.DataFrame(table).round(1)
 # A CPU's queueing is not a GPU's launching. The same comparison measured on an H200, if this checkout has it:
 
 # %%
-from mrv2lab.bench.frames import runner_frame
+from mrv2lab.teach.batch_lesson import result_table
 
 results = sorted(Path(mrv2lab.__file__).parent.glob("bench/results/*h200-runner*.json"))
 missing = "no file yet: python -m mrv2lab.bench.runner_bench --device cuda --out FILE makes one"
 print(results[-1].name if results else missing)
-runner_frame(pd.read_json(results[-1], typ="series")["figures"]) if results else None
+result_table(pd.read_json(results[-1], typ="series")["figures"]) if results else None
+
+# %% [markdown]
+# (Times are medians of five repetitions' medians; *spread* is the largest of the five minus the smallest. *churn*: one
+# request ends and one comes in nearly every step.) In the file of 2026-11-29 V1's own phases are shorter up to 64
+# requests and about equal at 256 in steady decode, though there MRV2 makes 2 copies (5 KB in all) where V1 makes 7
+# (142 KB); under churn MRV2 pays for `apply_writes`, and V1 moves hardly a row, since a newcomer takes the hole at once.
+# No runner wins overall in this eager mode: launching the model, the same code in both, takes most of every step.
 
 # %% [markdown]
 # ## Try
@@ -384,6 +391,9 @@ runner_frame(pd.read_json(results[-1], typ="series")["figures"]) if results else
 #    the successor of somebody who ended a step before.
 # 4. In section 7, try `mutants.swap_forgets_blocks` with `(MRV2, V1_SORTED)` and then with `(V1, V1)`. Expect a difference
 #    in the first case and none in the second, where no backend asks for an order and nothing swaps.
-# 5. Which other mutants of MRV2 does `workload` find? `[m for m in mutants.ALL if m.runner == "mrv2"]`. Expect those about
-#    seeds, temperatures and resumption to escape: all requests here are greedy and nobody is preempted. A test finds only
-#    what its workload does.
+# 5. Which mutants of MRV2 does the twin find with `workload`? `from mrv2lab.teach.batch_lesson import hunt`, then
+#    `hunt([m for m in mutants.ALL if m.runner == "mrv2"], workload, V1_SORTED, MRV2, weights)`. Expect 14 of 28 found. One
+#    ends the run with an error (`row_leaks`: no free row). 13 escape: 6 that a twin is not said to catch (no `twin` in
+#    `caught_by`: other checks look at state that no token shows here), the 2 of the barrier, which `needs` says MRV2 uses
+#    only on request, and 5 for which this workload is too tame: all requests are greedy (seed, temperature, noise),
+#    nobody is preempted (resumption), no prompt is cut into chunks. A test finds only what its workload does.

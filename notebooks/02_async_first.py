@@ -59,6 +59,8 @@ queue("after get_output, which waits")
 print("tokens:", output.sampled_token_ids, repr(hand.tokenizer.decode(output.sampled_token_ids[0])))
 
 # %% [markdown]
+# The one of 35 that has not run is the last, `post_update`, queued behind the tokens' copy: nobody waits for it.
+#
 # Both loops with both runners give the same tokens (the asynchronous one takes one turn more, in which nothing comes
 # back yet):
 
@@ -92,6 +94,7 @@ table
 # %% [markdown]
 # Read it from the top:
 #
+# - *schedule 0* plans 4 of the prompt's 6 tokens; its note `budget` says that the step's 4 tokens are used up.
 # - *schedule 1* comes before *update 0*: the queue holds two steps, and filling it goes before draining it.
 # - *schedule 2* plans one token at position 6, though only the 6 tokens of the prompt are known: it tells the runner
 #   that there is 1 output, which is still on the device.
@@ -170,9 +173,11 @@ with Engine("tiny", "v1", observer=log, **SMALL) as engine:
         print(f"   device: {engine.rt.read(batch.input_ids).tolist()}")
 
 # %% [markdown]
-# Where the same requests stand in the same rows, V1 has a fast path: one copy within the device, and the host's -1
-# never leave. When `A` goes, `C` moves into its row: the map says where its token is. (Reading the device makes it
-# catch up; the engine itself did not wait.)
+# Where every token of a step was sampled in the last one (steps 1 to 4, 6, 7), the host's array is not copied: its -1
+# never leave. Where the step has other tokens too (step 5: the prompt of `D`), the whole array is copied, -1 included,
+# and the repair overwrites them on the device. The repair is one copy within the device where the same requests stand
+# in the same rows (`v1.copy_prev_sampled`, the fast path), else a scatter: in step 4 `A` has gone and `C` has moved into
+# its row, so the map says where its token is. (Reading the device makes it catch up; the engine itself did not wait.)
 #
 # In MRV2 the host has no `input_ids` at all. `post_update` writes each sampled token into `last_sampled_tokens[row]`, and
 # `combine_tokens` takes it from there a step later. A row does not change, so there is no map, and no placeholder:
@@ -254,8 +259,8 @@ pd.DataFrame(lines).set_index(["device", "runner", "loop", "waits for"]).round(1
 #
 # ## 6. The timeline
 #
-# Host phases and the device's work of four steps, from a recording: MRV2, 30 µs a modelled launch, which makes the device
-# about as slow as a host like this one.
+# Host phases and the device's work of four steps, from a recording: MRV2, 30 µs a modelled launch, chosen so that neither
+# side's work is negligible. How they compare depends on your machine; it is printed below the figure.
 
 # %%
 from mrv2lab.runtime.clock import CostModel
@@ -335,7 +340,7 @@ result = max(Path(mrv2lab.__file__).parent.glob("bench/results/*-h200-step.json"
 measured = pd.read_json(result, typ="series")["figures"]["requests"]
 print(result.name)
 pd.DataFrame({
-    f"{count} requests": {"step, host (µs)": found["greedy"]["host_us"]["step"]["median"],
+    f"{count} request{'s' * (int(count) != 1)}": {"step, host (µs)": found["greedy"]["host_us"]["step"]["median"],
                           "of it launching the model (µs)": found["greedy"]["host_us"]["forward"]["median"],
                           "of it waiting for tokens (µs)": found["greedy"]["host_us"]["wait_output"]["median"],
                           "work on the device (µs)": found["greedy"]["device_us"]["all_device_work"]}
@@ -379,5 +384,6 @@ frame.round(0)
 #    row 2 by a scatter; and in MRV2 `C5` as before.
 # 4. In section 6, change `30_000` to `2_000`, and to `400_000`. Expect the device's lane nearly empty, and nearly full in
 #    *both* loops.
-# 5. In section 5, `decode("v1", True, 100, PROMPTS, transfer="pinned_copy")[0].waits()`. Expect V1's barrier to be gone, at
-#    the price of a pinned temporary for each copy.
+# 5. In section 5, `Counter((m.kind, m.name) for m in decode("v1", True, 100, PROMPTS, transfer="pinned_copy")[0].waits())`.
+#    Expect only the waits for sampled tokens: V1's barrier (`prepare_inputs`) is gone, at the price of a pinned temporary
+#    for each copy.

@@ -9,8 +9,9 @@
 # %% [markdown]
 # # The barrier: who may write a buffer, and when
 #
-# **You will** watch a race corrupt texts without an error, find the buffer and the two lines of code, see what vLLM's V1
-# does against it and how one forgotten buffer undoes that, and what the three safe ways cost.
+# **You will** watch a race corrupt texts without an error, find the buffer, the line that reads it and the two moments
+# between which it was overwritten, see what vLLM's V1 does against it and how one forgotten buffer undoes that, and what the
+# three safe ways cost.
 # **You need** no GPU; 15 to 20 minutes. Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
 #
 # ## 1. The race, live
@@ -60,8 +61,8 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# No exception, no warning, and English on both sides. Only somebody who knows the right text sees it. (On a machine
-# without a GPU the device is a *software stream*. It runs queued work only when a wait needs it: the host is always as
+# No exception, no warning: every token is one of the vocabulary, every shape is right. A wrong text may be gibberish or
+# may read well; no program can tell, unless it knows the right one. (On a machine without a GPU the device is a *software stream*. It runs queued work only when a wait needs it: the host is always as
 # far ahead as it can be, so a race that a GPU has now and then happens here every time. And where races are on purpose, V1
 # here keeps ids and counters inside their tables: elsewhere an index out of range may end the run.)
 #
@@ -72,8 +73,9 @@ pd.DataFrame(
 races.report().head(6)
 
 # %% [markdown]
-# A row names the step, the buffer, the *reader* (the queued copy and its line) and the *writer*. The host wrote through
-# NumPy, which nobody can intercept, so the writer is bracketed by the two moments before and after it.
+# A row names the step, the buffer, the *reader* (the queued copy and its line) and the *writer*. The reader's line is
+# exact. The writer is only bracketed: the host wrote through NumPy, which nobody can intercept, so the row names the
+# moments before and after it, and the line is somewhere between them.
 #
 # ## 2. V1's answer: wait before you write
 #
@@ -87,7 +89,7 @@ from mrv2lab.bench.stand_in import StandIn
 from mrv2lab.check.waits import waits_by_cause
 from mrv2lab.runtime.clock import CostModel
 from mrv2lab.teach.barrier_pictures import STATIC, stream_picture, wait_picture
-from mrv2lab.teach.stream_times import COPIES, FORWARD, StreamTimes
+from mrv2lab.teach.stream_times import COPIES, FORWARD, StreamTimes, typical_steps
 
 STEPS = 8
 
@@ -110,16 +112,15 @@ def timed(transfer, stand_in_ms=0.0, runner="v1"):
 
 barrier = timed("barrier", 1.5)
 stretches = barrier.frame()
-stream_picture(stretches, range(3, 6), "V1 with its barrier: E behind the copies, C behind the output").show(
-    config=STATIC
-)
+shown = typical_steps(stretches)  # neighbours of about the median length: no hiccup of this machine
+stream_picture(stretches, shown, "V1 with its barrier: E behind the copies, C behind the output").show(config=STATIC)
 
 # %% [markdown]
-# Follow step 5's *prepare* on the host back to the left. It may begin once E of step 4 has passed, and E lies right behind
-# step 4's copies, in front of its forward: so the whole forward of step 4 overlaps with preparing step 5. That overlap
-# is what the barrier makes legal. And it hardly ever waits: in the turn before, the host waited for C of step 3, and
-# between that and E of step 4 the device has only a few copies and small kernels to do, for which the host's own
-# *schedule* is time enough.
+# Call the last step with a *prepare* in the picture N, and follow that *prepare* back to the left. It may begin once E of
+# step N - 1 has passed, and E lies right behind that step's copies, in front of its forward: so preparing step N may overlap
+# with the forward of step N - 1. That overlap is what the barrier makes legal. And it hardly ever waits: in the turn
+# before, the host waited for C of step N - 2, and between that and E of step N - 1 the device has only a few copies and
+# small kernels to do, for which the host's own *schedule* is mostly time enough.
 
 # %%
 waits_by_cause(barrier.marks).assign(us_a_step=lambda waits: waits["wait_ns"] / 1000 / STEPS)
@@ -161,11 +162,15 @@ for name in BUFFERS:
         reader.replace("layer.0", "layers") for reader in readers if not reader.startswith((name, *LATER_LAYERS))
     }
     rows.append((name, len(races.corrupted_steps), wrong_tokens(got), ", ".join(sorted(readers)) or "nobody"))
-pd.DataFrame(rows, columns=["forgotten", "corrupted steps", "wrong tokens", "read by"]).set_index("forgotten")
+forgotten = pd.DataFrame(rows, columns=["forgotten", "corrupted steps", "wrong tokens", "read by"])
+forgotten.set_index("forgotten").sort_values("corrupted steps", ascending=False)
 
 # %% [markdown]
-# `num_computed_tokens` and the per-token arrays change in nearly every step. `block_table` and `temperature` change when
-# requests come, grow or go, so their steps are fewer. `discard_request_mask` does arrive wrong, and no token changes: it
+# A forgotten copy corrupts a step only where the host changed, before the copy ran, bytes that it reads; a buffer that
+# is filled with the same values again hides the bug. `num_computed_tokens` grows with every step, so it leads the table.
+# The others differ between two steps only when requests come, grow or go, or when a prompt is among them: in two steps
+# that only decode, each request has one token, and its id is put in on the device.
+# `discard_request_mask` does arrive wrong, and no token changes: it
 # is for a drafter, there is none here, and the rows whose tokens are discarded are known to the host anyway. A
 # *hazard* without a consequence today is a bug for whoever reads the buffer tomorrow.
 #
@@ -232,7 +237,8 @@ columns = ["runner", "policy", "corrupted steps", "wrong tokens", "barrier waits
 pd.DataFrame(rows, columns=columns).set_index(["runner", "policy"])
 
 # %% [markdown]
-# A pool of one slot is `unsafe` again. Two slots suffice, but read the rule to its end: *safe only while no more steps
+# A pool of one slot has the bug of `unsafe` again, in fewer buffers: only what goes through the pool is reused, the small
+# arrays are not. So it may get fewer tokens wrong, and is no safer. Two slots suffice, but read the rule to its end: *safe only while no more steps
 # are in flight than slots, and somebody waits for the output of a step before its slot comes round.* The pool itself
 # waits for nothing. Here is one by hand:
 
@@ -303,7 +309,7 @@ show_costs(bench("cpu", repeats=3, steps=6, progress=False), "a CPU; the device'
 # * The barrier's wait is next to nothing in the first two cases, host-bound *and* device-bound: the wait for the output
 #   comes first and is the pacing one. With late copies the wait moves to the barrier, and the step is as long as
 #   everybody else's.
-# * Beside the waits, the policies differ in the host's work, `preparation_us` (apply_writes and prepare_inputs), V1's most:
+# * Beside the waits, the policies differ in the host's work, `preparation_us` (apply_writes and prepare_inputs):
 #   `barrier` fills its buffers in place, `pinned_copy` allocates and copies once more for each array, and `uva_pool` writes
 #   tables where kernels read them (`uva_publishes`) instead of queueing copies (`h2d_copies`).
 # * So the barrier waits where the device comes *late to the copies*, and in no other steady state here. The race lab of
@@ -338,8 +344,10 @@ else:
 #
 # The policy is one part. This is the whole host side of both runners, each with its own policy (V1 `barrier`, MRV2
 # `uva_pool`), at 1 to 256 requests; under *churn* one request ends and
-# another comes in nearly every step. *own us* leaves out what
-# both share (scheduling, the model) and the waits.
+# another comes in nearly every step (with one request
+# alone, in every second turn: who comes starts a turn later, and nobody else is there meanwhile, so a turn's times
+# and counts are about half of a busy step's). *own us* leaves out what both share (scheduling, the model) and the waits. An em
+# dash marks a phase that the runner does not have.
 
 # %%
 result = newest_result("runners")
@@ -354,7 +362,7 @@ else:
     display(runner_frame(figures).round(1))
     for kind in ("steady", "churn"):
         print(f"host time by phase, {kind} (us)")
-        display(phase_frame(figures, kind).round(0))
+        display(phase_frame(figures, kind).map(lambda us: "\u2014" if pd.isna(us) else f"{us:.0f}"))
     loads = ", ".join(f"{kind} at {count}" for kind, count in no_gain(figures))
     print(
         f"MRV2's own phases gain no host time here: {loads or 'at none of these loads'}. The shared phases "
@@ -379,6 +387,7 @@ else:
 #    lane, and the waits vanish from the host's.
 # 3. In section 5, `pool(depth=3, wait=False)`. Do more slots replace the wait? (No: steps 0 to 2 are corrupted instead
 #    of 0 to 3. Each slot's first readers are safe a step longer; then it comes round.)
-# 4. `from mrv2lab.teach import mutants`, then `with mutants.barrier_recorded_early(): print(race("barrier", steps=12))`:
-#    the event is there and is waited for, but it was recorded in front of the copies, so it protects the step before.
-#    Expect as many corrupted steps as for `unsafe`.
+# 4. `from mrv2lab.teach import mutants`, then
+#    `with mutants.barrier_recorded_early(): print(race("barrier", steps=12, runner="mrv2"))`: the event is there and is
+#    waited for, but it was recorded in front of the copies, so it protects the step before. Expect as many corrupted
+#    steps as MRV2 has with `unsafe`. (V1's barrier is another class, `AsyncBarrier`, which this mutant does not touch.)

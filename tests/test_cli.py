@@ -61,6 +61,25 @@ def test_plain_text_is_prompt_and_continuation() -> None:
     assert plain.stdout == "Once upon a time" + json.loads(as_json.stdout)["text"] + "\n"
 
 
+def test_both_runners_write_the_same() -> None:
+    shared = ("--prompt", "Once upon a time", "--max-tokens", "4")
+    texts = {runner: generate(*shared, "--runner", runner) for runner in ("mrv2", "v1")}
+    assert texts["v1"].exit_code == 0
+    assert texts["v1"].stdout == texts["mrv2"].stdout == generate(*shared).stdout
+
+
+def test_the_runner_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def refuse(*names: object, **options: object) -> None:
+        made.append((names[1], options["transfer"]))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("mrv2lab.engine.engine.Engine", refuse)
+    fails(generate("--prompt", "x", "--runner", "v1"), "seen")
+    assert made == [("v1", None)]
+
+
 def test_a_seed_fixes_the_draws() -> None:
     def drawn(seed: str) -> list[int]:
         result = generate("--prompt", "One day", "--temperature", "1.5", "--seed", seed, "--json", "--max-tokens", "12")
@@ -83,6 +102,7 @@ def test_a_seed_fixes_the_draws() -> None:
         "model": (["--prompt", "x", "--model", "huge"], ["no model 'huge'", "tiny, tiny-draft, smollm2"]),
         "device": (["--prompt", "x", "--device", "tpu"], ["device 'tpu' is unknown; use 'auto', 'cpu', 'cuda'"]),
         "transfer": (["--prompt", "x", "--transfer", "fast"], ["transfer", "'pinned_copy', 'uva_pool'", "got 'fast'"]),
+        "runner": (["--prompt", "x", "--runner", "v3"], ["runner must be one of"]),
         "not unicode": (["--prompt", "x\udcff"], ["not valid Unicode"]),
     }.values(),
     ids=lambda words: "-".join(words)[:40].encode("ascii", "replace").decode(),

@@ -11,7 +11,10 @@ import typer
 
 def race(
     policy: Annotated[str, typer.Option(help="'unsafe', 'barrier', 'pinned_copy' or 'uva_pool'.")] = "unsafe",
-    depth: Annotated[int, typer.Option(help="Slots of each UVA pool ('uva_pool' only); two steps are in flight.")] = 2,
+    depth: Annotated[
+        int | None,
+        typer.Option(help="Slots of each UVA pool ('uva_pool' only; 2 unless given); two steps are in flight."),
+    ] = None,
     stream: Annotated[str, typer.Option(help="'deferred' or 'threaded' (software streams), or 'cuda'.")] = "deferred",
     steps: Annotated[int, typer.Option(help="Turns of the engine.")] = 30,
     runner: Annotated[str, typer.Option(help="'mrv2' or 'v1'.")] = "mrv2",
@@ -23,9 +26,11 @@ def race(
     except ImportError as error:
         _fail(f"the race lab needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
     try:
-        report = run_race(policy, depth=depth, where=stream, steps=steps, runner=runner)  # type: ignore[arg-type]
+        report = run_race(policy, depth=2 if depth is None else depth, where=stream, steps=steps, runner=runner)  # type: ignore[arg-type]
     except (ValueError, RuntimeError, OSError, TypeError) as error:
         _fail(error)
+    if depth is not None and policy != "uva_pool":
+        typer.echo(f"mrv2lab: --depth changes nothing here: '{policy}' has no pool, only 'uva_pool' has.", err=True)
     facts: dict[str, Any] = {
         "policy": report.policy,
         "depth": report.depth,
@@ -49,7 +54,9 @@ def race(
     typer.echo(f"{policy} on {stream}, {report.steps} steps")
     typer.echo(f"corrupted steps: {len(report.corrupted_steps)} {report.corrupted_steps}")
     typer.echo(f"wrong tokens:    {sum(report.wrong_tokens.values())}")
-    typer.echo(f"hazards:         {len(report.hazards)}, in {', '.join(report.buffers) or 'no buffer'}")
+    typer.echo(f"hazards:         {len(report.hazards)}")
+    for line in report.buffer_lines():
+        typer.echo(f"    {line}")
     typer.echo(f"waited:          {report.wait_ns / 1e6:.3f} ms{modelled} beside the waits for the output")
     if report.error is not None:
         typer.echo(f"ended early:     {report.error}")

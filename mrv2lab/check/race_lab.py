@@ -6,7 +6,9 @@ table and array and none is sent twice alike. The same schedule runs once more w
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -24,6 +26,8 @@ SLOW_DEVICE = CostModel(launch_ns=1_000_000)
 """A modelled launch of 1 ms makes the deferred stream device-bound beside any host, as the spin makes a GPU. The time
 is virtual: nobody waits for it."""
 SPIN_MS = 20.0
+BUFFERS_SHOWN = 8
+"""Buffers that a summary names."""
 MAX_STEPS = 200
 """Wrong counters grow; with more steps they would leave the tables."""
 
@@ -31,9 +35,9 @@ _SHAPE: dict[str, Any] = {"max_num_reqs": 16, "max_num_batched_tokens": 128, "ma
 _PROMPT, _OUTPUT = 8, 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RaceReport:
-    """What one run showed."""
+    """What one run showed. Its ``repr`` is a summary; ``hazards`` holds every hazard."""
 
     policy: str
     depth: int
@@ -56,6 +60,31 @@ class RaceReport:
     def buffers(self) -> list[str]:
         """The buffers that hazards name, in alphabetical order."""
         return sorted({hazard.buffer for hazard in self.hazards})
+
+    @property
+    def by_buffer(self) -> dict[str, int]:
+        """Buffer -> hazards, most hazards first, then in alphabetical order."""
+        counts = Counter(hazard.buffer for hazard in self.hazards)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def buffer_lines(self, at_most: int = BUFFERS_SHOWN) -> list[str]:
+        """One line a buffer with its hazards, then how many buffers were left out."""
+        lines = [f"{buffer}: {count}" for buffer, count in islice(self.by_buffer.items(), at_most)]
+        hidden = len(self.by_buffer) - len(lines)
+        return [*lines, f"and {hidden} more"] if hidden else lines
+
+    def __repr__(self) -> str:
+        pool = f", {self.depth} slot{'s' * (self.depth != 1)}" if self.policy == "uva_pool" else ""
+        waits = ", ".join(f"{cause} {count}" for cause, count in self.waits["waits"].items() if count)
+        parts = [
+            f"RaceReport: {self.policy}{pool}, {self.runner} on {self.where}, {self.steps} steps",
+            f"corrupted steps: {len(self.corrupted_steps)} {self.corrupted_steps}",
+            f"wrong tokens: {sum(self.wrong_tokens.values())}",
+            f"hazards: {len(self.hazards)}",
+            *(f"  {line}" for line in self.buffer_lines()),
+            f"waits: {waits or 'none'}",
+        ]
+        return "\n".join(parts if self.error is None else [*parts, f"ended early: {self.error}"])
 
 
 def race(

@@ -87,7 +87,7 @@ class _Told(AsyncScheduler):
                 "computed": request.num_computed_tokens,
                 "placeholders": request.num_output_placeholders,
                 "tokens known": request.num_tokens,
-                "": note,
+                "note": note,
             }
         )
 

@@ -76,7 +76,7 @@ def stream_picture(frame: pd.DataFrame, steps: range, title: str) -> go.Figure:
         where = {"y": 1.08, "xanchor": "left"} if is_copies else {"y": 0.06, "xanchor": "right"}
         figure.add_annotation(x=event.start_us, yref="paper", text=label, showarrow=False, **where)
     figure.update_layout(
-        _layout(title, 380),
+        _layout(title, 430),
         barmode="overlay",
         yaxis={"categoryorder": "array", "categoryarray": ["copy stream", "main stream", "host"]},
     )
@@ -103,7 +103,7 @@ def wait_picture(costs: pd.DataFrame, title: str) -> go.Figure:
         "arrayminus": (costs["step_us"] - costs["step_min_us"]) / 1000,
         "color": "black",
     }
-    figure.update_layout(_layout(title, 90 + 24 * len(costs)), barmode="stack", yaxis={"autorange": "reversed"})
+    figure.update_layout(_layout(title, 150 + 24 * len(costs)), barmode="stack", yaxis={"autorange": "reversed"})
     return figure.update_xaxes(title="host time of a step (ms)")
 
 
@@ -115,10 +115,17 @@ def _marker(name: str) -> dict[str, Any]:
 
 def _layout(title: str, height: int) -> dict[str, Any]:
     return {
-        "title": {"text": title, "font": {"size": 15}},
+        "title": {"text": title, "font": {"size": 15}, "yref": "container", "yanchor": "top", "y": 1 - 8 / height},
         "height": height,
         "template": "plotly_white",
         "font": {"color": "black"},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "title": {"text": ""}},
-        "margin": {"l": 10, "r": 10, "t": 60, "b": 10},
+        # Between the title and the bars: below them it would lie over the axis' title.
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "yanchor": "top",
+            "y": 1 - 38 / height,
+            "title": {"text": ""},
+        },
+        "margin": {"l": 10, "r": 10, "t": 118, "b": 10},
     }

@@ -5,11 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
+from mrv2lab.bench.frames import runner_frame
+from mrv2lab.check.side import Weights
+from mrv2lab.check.twin import Twin
+from mrv2lab.config import EngineConfig
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import Workload
 from mrv2lab.observer import EventLog
@@ -17,6 +23,7 @@ from mrv2lab.protocol import SamplingParams
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runner_v1.cached_request import CachedRequestState
 from mrv2lab.runner_v1.persistent_batch import InputBatch
+from mrv2lab.teach.mutants import Mutant
 
 BLOCK_SIZE = 16
 Rows = dict[str, int]
@@ -152,6 +159,53 @@ def bus(log: EventLog, steps: int) -> pd.DataFrame:
     frame = pd.DataFrame.from_dict(table, orient="index", columns=["times a step", "bytes a step"])
     frame.loc["all"] = frame.sum()
     return frame
+
+
+def hunt(
+    chosen: Iterable[Mutant], workload: Workload, right: EngineConfig, broken: EngineConfig, weights: Weights
+) -> pd.DataFrame:
+    """What a twin of ``right`` and ``broken`` says to each mutant in the latter, beside what it says of itself."""
+    lines = []
+    for mutant in chosen:
+        try:
+            with Twin.build(right, broken, weights=weights, around_b=mutant) as twin:
+                outcome = "found" if twin.run(workload).difference else "escapes"
+        except RuntimeError as error:
+            outcome = f"error: {error}"
+        needs = ", ".join(f"{name}={value}" for name, value in mutant.needs.items())
+        line = {"mutant": mutant.name, "here": outcome, "caught_by": ", ".join(mutant.caught_by), "needs": needs}
+        lines.append(line)
+    return pd.DataFrame(lines).set_index("mutant").sort_values("here", kind="stable")
+
+
+RESULT_ROWS = {
+    "own us": "runner's own phases (µs)",
+    "spread us": "spread of its medians (µs)",
+    "apply_writes": "of it apply_writes (µs)",
+    "forward": "launching the model (µs)",
+    "step": "whole step (µs)",
+    "h2d copies": "H2D copies",
+    "h2d bytes": "H2D bytes",
+    "uva publishes": "tables published (UVA)",
+    "row moves": "row moves",
+}
+
+
+def result_table(figures: Mapping[str, Any]) -> pd.DataFrame:
+    """The figures of ``runner_bench`` for reading: a column a load, times in whole microseconds."""
+    frame = runner_frame(figures)
+    for phase in ("apply_writes", "forward", "step"):
+        for kind in ("v1", "mrv2"):
+            parts = [figures[f"{load} {count} {kind}"]["host_us"] for load, count in frame.index]
+            frame[phase, kind] = [part[phase]["median"] if phase in part else 0.0 for part in parts]
+    lines = {}
+    for name, title in RESULT_ROWS.items():
+        form = "{:,.0f}" if "µs" in title or "bytes" in title else "{:.1f}"
+        for kind in ("v1", "mrv2"):
+            lines[title, kind] = [form.format(value) for value in frame[name, kind]]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=frame.index).set_index(
+        pd.MultiIndex.from_tuples(lines, names=["a step", "runner"])
+    )
 
 
 def pause_and_preempt(kind: str) -> pd.DataFrame:

@@ -37,6 +37,26 @@ OUTPUT = "output copy"
 WORK: tuple[str, ...] = (*dict.fromkeys(HOST.values()), COPIES, FORWARD, OUTPUT)
 
 
+def typical_steps(frame: pd.DataFrame, count: int = 3) -> range:
+    """``count`` neighbours of a :meth:`StreamTimes.frame` whose lengths, C to C, lie nearest to the median of all.
+
+    One hiccup of the host is thus not in the picture. Raises ``ValueError`` where too few steps have E and C.
+    """
+    events = frame[frame["lane"] == "event"]
+    at = {letter: rows.set_index("step")["start_us"] for letter, rows in events.groupby("work")}
+    ends = at.get("C", pd.Series(dtype=float)).sort_index()
+    lengths = ends.diff().dropna()
+    off = (lengths - lengths.median()).abs()
+    far: dict[range, float] = {}
+    for first in off.index:
+        steps = range(int(first), int(first) + count)
+        if first in at.get("E", ends).index and set(steps) <= set(off.index):
+            far[steps] = float(off.loc[list(steps)].max())
+    if not far:
+        raise ValueError(f"no {count} neighbours with events E and C; the frame has steps {sorted(set(frame['step']))}")
+    return min(far, key=lambda steps: far[steps])
+
+
 class StreamTimes(EventLog):
     """An observer of either runner's engine on a deferred stream; ``frame()`` once the steps are over.
 

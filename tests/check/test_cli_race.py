@@ -52,9 +52,21 @@ def test_in_words() -> None:
     result = call("--policy", "unsafe", "--steps", "4")
     assert result.exit_code == 0
     assert "corrupted steps: 3 [0, 1, 2]" in result.stdout
-    assert "idx_mapping" in result.stdout
     assert "(modelled)" in result.stdout
-    assert "in no buffer" in call("--policy", "barrier", "--steps", "4", "--stream", "threaded").stdout
+    named = [line.strip() for line in result.stdout.splitlines() if line.startswith("    ")]
+    assert len(named) == 9
+    assert all(line.partition(": ")[2].isdigit() for line in named[:8])
+    assert named[8].startswith("and ")
+    assert named[8].endswith(" more")
+    quiet = call("--policy", "barrier", "--steps", "4", "--stream", "threaded").stdout
+    assert "hazards:         0\nwaited:" in quiet
+
+
+def test_a_depth_without_a_pool_is_said() -> None:
+    result = call("--policy", "barrier", "--depth", "3", "--steps", "3")
+    assert result.exit_code == 0
+    assert result.stderr == "mrv2lab: --depth changes nothing here: 'barrier' has no pool, only 'uva_pool' has.\n"
+    assert call("--policy", "uva_pool", "--depth", "3", "--steps", "3").stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,19 @@ def test_safe_policies_are_right_on_threads(policy: TransferName, depth: int) ->
     check_right(race(policy, depth=depth, steps=12, where="threaded"))
 
 
+def test_a_report_prints_a_summary() -> None:
+    report = race("unsafe", steps=8)
+    lines = repr(report).splitlines()
+    assert str(report) == repr(report)
+    assert len(repr(report)) < 700
+    assert lines[0] == "RaceReport: unsafe, mrv2 on deferred, 8 steps"
+    assert lines[1] == "corrupted steps: 7 [0, 1, 2, 3, 4, 5, 6]"
+    assert sum(report.by_buffer.values()) == len(report.hazards)
+    assert f"  and {len(report.buffers) - 8} more" in lines
+    assert lines[-1] == "waits: output 7"
+    assert "uva_pool, 1 slot," in repr(race("uva_pool", depth=1, steps=2))
+
+
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="steps must lie between 1 and 200, got 0"):
         race("unsafe", steps=0)

@@ -12,7 +12,7 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.teach.barrier_pictures import LOOKS, stream_picture, wait_picture
-from mrv2lab.teach.stream_times import COPIES, FORWARD, WORK, StreamTimes
+from mrv2lab.teach.stream_times import COPIES, FORWARD, WORK, StreamTimes, typical_steps
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,24 @@ def test_the_picture_has_a_look_for_every_work(frame: pd.DataFrame) -> None:
 def test_steps_that_are_not_there(frame: pd.DataFrame) -> None:
     with pytest.raises(ValueError, match=r"no events E and C of steps range\(90, 92\)"):
         stream_picture(frame, range(90, 92), "")
+
+
+def test_typical_steps_avoid_a_hiccup() -> None:
+    ends = [0, 10, 20, 30, 90, 100, 111, 121, 131]  # step 4 takes 60
+    rows = [(step, "event", "C", end, end) for step, end in enumerate(ends)]
+    rows += [(step, "event", "E", end - 8, end - 8) for step, end in enumerate(ends)]
+    made = pd.DataFrame(rows, columns=["step", "lane", "work", "start_us", "end_us"])
+    assert typical_steps(made) == range(1, 4)
+    assert typical_steps(made[made["step"] > 1]) == range(5, 8)
+    with pytest.raises(ValueError, match="no 5 neighbours with events E and C"):
+        typical_steps(made[made["step"] > 4], 5)
+
+
+def test_the_legend_lies_above_the_bars(frame: pd.DataFrame) -> None:
+    figure = stream_picture(frame, typical_steps(frame), "a title")
+    assert figure.layout.legend.yref == "container"
+    assert figure.layout.legend.y < figure.layout.title.y < 1
+    assert 0 < (1 - figure.layout.legend.y) * figure.layout.height < figure.layout.margin.t
 
 
 def test_stream_times_need_a_deferred_stream() -> None:

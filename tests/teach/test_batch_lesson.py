@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import mrv2lab
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import steady
-from mrv2lab.teach.batch_lesson import Load, Rows, batch_alone, bus, churn, drive, observe, pause_and_preempt, request
+from mrv2lab.model.load import load_model
+from mrv2lab.teach import mutants
+from mrv2lab.teach.batch_lesson import (
+    Load,
+    Rows,
+    batch_alone,
+    bus,
+    churn,
+    drive,
+    hunt,
+    observe,
+    pause_and_preempt,
+    request,
+    result_table,
+)
 from mrv2lab.teach.batch_lesson import totals as sums
 from mrv2lab.teach.batch_pictures import bus_picture, condense_picture, rows_picture
 
@@ -65,3 +82,27 @@ def test_a_pause_costs_v1_a_row_twice() -> None:
     v1, mrv2 = (pause_and_preempt(kind)[columns].values.tolist() for kind in ("v1", "mrv2"))
     assert v1 == [[0, 0, 0], [1, 0, 0], [0, 1, 49], [0, 1, 50]]
     assert mrv2 == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 50]]
+
+
+def test_a_hunt_tells_found_from_escaped_and_from_an_error() -> None:
+    configs = []
+    for kind, options in (("v1", {"reorder": "mrv2"}), ("mrv2", {})):
+        with Engine("tiny", kind, **SMALL, **options) as engine:
+            configs.append(engine.config)
+    chosen = [mutants.row_keeps_tokens, mutants.row_keeps_seed, mutants.row_leaks]
+    weights = load_model("tiny").weights
+    found = hunt(chosen, steady(14, every=2, prompt_len=8, max_tokens=(5, 24)).resolve(1000), *configs, weights)["here"]
+    assert found["row_keeps_tokens"] == "found"
+    assert found["row_keeps_seed"] == "escapes"  # all are greedy
+    assert found["row_leaks"].startswith("error: no free row")
+
+
+def test_the_shipped_figures_say_what_the_lesson_says() -> None:
+    path = max(Path(mrv2lab.__file__).parent.glob("bench/results/*h200-runners.json"))
+    table = result_table(json.loads(path.read_text())["figures"])
+    assert table.loc[("H2D copies", "v1"), ("steady", 256)] == "7.0"
+    assert table.loc[("H2D copies", "mrv2"), ("steady", 256)] == "2.0"
+    assert table.loc[("H2D bytes", "v1"), ("steady", 256)] == "141,572"
+    own = table.loc["runner's own phases (µs)"].map(lambda text: int(text.replace(",", "")))
+    assert all(own.loc["v1", ("steady", n)] < own.loc["mrv2", ("steady", n)] for n in (1, 16, 64))
+    assert abs(own.loc["v1", ("steady", 256)] / own.loc["mrv2", ("steady", 256)] - 1) < 0.05

@@ -227,3 +227,11 @@ def test_empty_sources_and_missing_parts_say_why(open_page: OpenPage) -> None:
         "No logits were kept: Recorder(engine, top_k=8) keeps the greatest.",
         "Nothing was sampled: the step has no tokens.",
     ]
+
+
+def test_a_readers_pause_is_left_out_of_the_timeline(open_page: OpenPage) -> None:
+    source = FakeSource(live=True)
+    end = max(span["end"] for span in source.steps[1].meta["spans"])
+    source.steps[1].meta["gap"] = {"at": end / 2, "hidden": 1_514_000.0}
+    page = open_page(harness(source, state={"index": 1}))
+    assert "… 1.51 s later" in page.locator(".mx-plot text.axis").all_inner_texts()

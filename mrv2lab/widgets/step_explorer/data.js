@@ -101,6 +101,7 @@ function formatValue(value, kind) {
 /** @param {number} us microseconds @returns {string} */
 function formatTime(us) {
   if (us == null) return "–";
+  if (Math.abs(us) >= 999500) return (us / 1e6).toPrecision(3) + " s";
   if (Math.abs(us) >= 1000) return (us / 1000).toPrecision(3) + " ms";
   return (Math.abs(us) < 10 ? us.toFixed(1) : Math.round(us)) + " µs";
 }

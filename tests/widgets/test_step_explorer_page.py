@@ -234,4 +234,4 @@ def test_a_readers_pause_is_left_out_of_the_timeline(open_page: OpenPage) -> Non
     end = max(span["end"] for span in source.steps[1].meta["spans"])
     source.steps[1].meta["gap"] = {"at": end / 2, "hidden": 1_514_000.0}
     page = open_page(harness(source, state={"index": 1}))
-    assert "… 1.51 s later" in page.locator(".mx-plot text.axis").all_inner_texts()
+    assert "… 1.51 s later" in page.locator(".mx-plot text.axis").all_text_contents()

@@ -19,6 +19,7 @@ from mrv2lab.ops.slot_mapping import slot_mapping
 from mrv2lab.protocol import RequestData, SamplingParams
 from mrv2lab.state.request_state import RequestState
 from tests.runner.invariants import check_invariants, waits_of_a_step
+from tests.runner.schedules import MOVES, OPTIONS, Move, drive
 
 MODEL = ModelConfig(
     vocab_size=61,
@@ -42,64 +43,25 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-Move = tuple[str, int, int, int]
-moves = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 20), st.integers(1, 12), st.integers(0, 2)),
-        st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0)),
-        st.tuples(st.just("preempt"), st.integers(0, 9), st.just(0), st.just(0)),
-        *[st.tuples(st.just("step"), st.integers(1, 3), st.just(0), st.just(0))] * 3,
-    ),
-    min_size=8,
-    max_size=40,
-)
-options = st.fixed_dictionaries(
-    {
-        "async_scheduling": st.booleans(),
-        "num_blocks": st.sampled_from([10, 14, 60]),
-        "long_prefill_token_threshold": st.sampled_from([0, 1, 3]),
-        "max_num_batched_tokens": st.sampled_from([5, 30]),
-        "enable_prefix_caching": st.booleans(),
-        "transfer": st.sampled_from(["barrier", "pinned_copy", "uva_pool"]),
-        "lag": st.sampled_from([None, 0, 1]),
-    }
-)
+options = st.fixed_dictionaries(OPTIONS)
 
 
 def play(moves: list[Move], options: dict[str, Any], check: Callable[[Engine], None] = check_invariants) -> None:
     """Do the moves, with a check after each step, then run to the end."""
     with Engine(MODEL, **{"device": "cpu"} | SLOTS | options) as engine:
-        shared = list(range(1, 13))
-        for move, a, b, kind in moves:
-            live = sorted(engine.scheduler.requests)
-            if move == "submit":
-                prompt = shared[: max(a - 2, 0)] + list(range(30, 30 + min(a, 2)))
-                engine.submit(prompt, SamplingParams(max_tokens=b, temperature=0.6 * kind, ignore_eos=kind == 1))
-            elif move == "abort" and live:
-                engine.abort(live[a % len(live)])
-            elif move == "preempt" and engine.scheduler.running:
-                running = engine.scheduler.running
-                engine.scheduler.preempt(running[a % len(running)].req_id)
-            elif move == "step":
-                for _ in range(a):
-                    engine.step()
-                    check(engine)
-        while engine.has_work():
-            engine.step()
-            check(engine)
+        drive(engine, moves, check)
         assert len(engine.worker.runner.req_states.free_indices) == 4
-        assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
 
 
 @settings(max_examples=150)
-@given(moves, options)
+@given(MOVES, options)
 def test_master_invariants(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options)
 
 
 @pytest.mark.slow
 @settings(max_examples=1500)
-@given(moves, options)
+@given(MOVES, options)
 def test_master_invariants_on_many_schedules(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options)
 

@@ -13,78 +13,35 @@ from mrv2lab.observer import EventLog
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runner_v1 import ModelRunnerV1
 from tests.engine.small import sampled, small_engine
+from tests.runner.schedules import MOVES, OPTIONS, Move, drive
 from tests.runner_v1.invariants import check_invariants
 from tests.runner_v1.small import greedy, v1
 
 # -- random schedules --------------------------------------------------------------------------------------------------
 
-Move = tuple[str, int, int, int]
-moves = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 20), st.integers(1, 12), st.integers(0, 2)),
-        st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0)),
-        st.tuples(st.just("preempt"), st.integers(0, 9), st.just(0), st.just(0)),
-        *[st.tuples(st.just("step"), st.integers(1, 3), st.just(0), st.just(0))] * 3,
-    ),
-    min_size=8,
-    max_size=40,
-)
-options = st.fixed_dictionaries(
-    {
-        "async_scheduling": st.booleans(),
-        "num_blocks": st.sampled_from([10, 14, 60]),
-        "long_prefill_token_threshold": st.sampled_from([0, 1, 3]),
-        "max_num_batched_tokens": st.sampled_from([5, 30]),
-        "enable_prefix_caching": st.booleans(),
-        "transfer": st.sampled_from(["barrier", "pinned_copy", "uva_pool"]),
-        "reorder": st.sampled_from(["none", "decode_first", "mrv2"]),
-        "lag": st.sampled_from([None, 0, 1]),
-    }
-)
+options = st.fixed_dictionaries(OPTIONS | {"reorder": st.sampled_from(["none", "decode_first", "mrv2"])})
 
 
 def play(moves: list[Move], options: dict[str, Any]) -> dict[str, list[int]]:
     """Do the moves, with a check after each step, then run to the end; the greedy requests' tokens."""
     with small_engine(**options) as engine:
-        shared = list(range(1, 13))
-        plain = []
-        for move, a, b, kind in moves:
-            live = sorted(engine.scheduler.requests)
-            if move == "submit":
-                prompt = shared[: max(a - 2, 0)] + list(range(30, 30 + min(a, 2)))
-                seed = a if kind == 2 else None
-                params = SamplingParams(max_tokens=b, temperature=0.6 * kind, ignore_eos=kind == 1, seed=seed)
-                req_id = engine.submit(prompt, params)
-                plain += [req_id] if not kind else []
-            elif move == "abort" and live:
-                engine.abort(live[a % len(live)])
-            elif move == "preempt" and engine.scheduler.running:
-                running = engine.scheduler.running
-                engine.scheduler.preempt(running[a % len(running)].req_id)
-            elif move == "step":
-                for _ in range(a):
-                    engine.step()
-                    check_invariants(engine)
-        while engine.has_work():
-            engine.step()
-            check_invariants(engine)
+        plain = drive(engine, moves, check_invariants, seeded=True)
         runner = engine.worker.runner
         assert not runner.requests and not runner.input_batch.num_reqs
         engine.rt.synchronize()
         assert not runner.sampler._generators, "a generator is leaked"
-        assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
         return {req_id: engine.requests[req_id].token_ids for req_id in plain}
 
 
 @settings(max_examples=120, deadline=None)
-@given(moves, options)
+@given(MOVES, options)
 def test_state_on_random_schedules(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options | {"runner": "v1"})
 
 
 @pytest.mark.slow
 @settings(max_examples=1200, deadline=None)
-@given(moves, options)
+@given(MOVES, options)
 def test_state_on_many_schedules(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options | {"runner": "v1"})
 

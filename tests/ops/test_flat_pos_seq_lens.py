@@ -72,7 +72,8 @@ MUTANTS = {
     "interpret": [
         ("tl.store(seq_lens + i, computed + scheduled, mask=i < max_num_reqs)",
          "tl.store(seq_lens + i, computed + scheduled, mask=live)"),
-        ("token = i < num_tokens", "token = i <= num_tokens"),
+        # One too few: one too many would follow whatever lies behind the step's tokens out of the table.
+        ("token = i < num_tokens", "token = i < num_tokens - 1"),
         ("num_computed_tokens + tl.load(req_indices + i, mask=token, other=0)", "num_computed_tokens + 0 * i"),
     ],
 }  # fmt: skip

@@ -11,13 +11,15 @@ import pytest
 from mrv2lab.bench import policy_bench
 from mrv2lab.bench.frames import policy_frame
 from mrv2lab.engine.engine import Engine
+from tests.steady_clock import steady_clock
 
 ENGINES = [f"{runner} {policy}" for runner in ("v1", "mrv2") for policy in ("barrier", "pinned_copy", "uva_pool")]
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    return policy_bench.bench("cpu", 1, 3, requests=2, progress=False)
+    with steady_clock():
+        return policy_bench.bench("cpu", 1, 3, requests=2, progress=False)
 
 
 def test_every_policy_in_every_case(figures: dict[str, Any]) -> None:

@@ -76,7 +76,10 @@ def test_stepping_by_mouse(opened: tuple[Any, list[str]], screenshots: Path) -> 
     page, _ = opened
     root = explorer(page)
     root.get_by_role("button", name="Last step").first.click()
-    page.wait_for_timeout(300)
+    page.wait_for_function(
+        "(field) => field.closest('.mx-group').textContent.endsWith(`of 0–${field.value}`)",
+        arg=root.locator("input[type=number]").first.element_handle(),
+    )
     before = step_of(root)
     root.get_by_role("button", name="Next step of the live engine").first.click()
     wait_for_step(page, root, before + 1)

@@ -42,6 +42,7 @@ def test_a_pool_of_one_and_of_two() -> None:
     assert (two["hazards"], two["corrupted_steps"], two["wait_ns"]) == ([], [], 0)
 
 
+@pytest.mark.usefixtures("host_clock")
 def test_the_barrier_pays_in_time() -> None:
     made = facts("--policy", "barrier")
     assert (made["hazards"], made["corrupted_steps"]) == ([], [])

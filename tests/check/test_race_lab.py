@@ -52,6 +52,7 @@ def test_wrong_tokens_to_the_letter() -> None:
     assert race("uva_pool", depth=1, steps=8).wrong_tokens == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
 
 
+@pytest.mark.usefixtures("host_clock")
 @pytest.mark.parametrize(("policy", "depth"), SAFE)
 def test_safe_policies_are_right(policy: TransferName, depth: int) -> None:
     report = race(policy, depth=depth, steps=12)

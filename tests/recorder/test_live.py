@@ -21,7 +21,13 @@ from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recording.view import StepView
 from tests.engine.small import sampled, small_engine
 from tests.recorder.runs import busy_engine, tokens, work
-from tests.recorder.test_paused import FAR_TOO_LONG, LAUNCH, no_thread_is_left, press_stop  # noqa: F401
+from tests.recorder.test_paused import (
+    FAR_TOO_LONG,
+    LAUNCH,
+    no_thread_is_left,  # noqa: F401
+    press_stop,
+    press_stop_and_let_the_reader_wait_again,
+)
 
 RESET = "engine.reset() drops the unfinished requests and makes the engine usable again"
 
@@ -206,8 +212,7 @@ def test_an_interrupt_becomes_a_sentence(unit: str, monkeypatch: pytest.MonkeyPa
         gather = engine.worker.runner.block_tables.gather
 
         def slow(*args: Any) -> Any:
-            press_stop()
-            threading.Event().wait(0.1)
+            press_stop() if unit == "step" else press_stop_and_let_the_reader_wait_again()
             return gather(*args)
 
         with monkeypatch.context() as patch:
@@ -352,7 +357,7 @@ def test_a_reading_that_breaks_off_is_not_shown(monkeypatch: pytest.MonkeyPatch)
         source = LiveSource(engine)
         source.advance("phase")
         with monkeypatch.context() as patch:
-            patch.setattr(Readback, "take", lambda self, phase: press_stop() or threading.Event().wait(1))
+            patch.setattr(Readback, "take", lambda self, phase: press_stop())
             assert source.advance("phase") == "interrupted; go on when you like"
         assert len(source) == 0
         assert source.advance("step") is None

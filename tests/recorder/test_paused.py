@@ -21,6 +21,7 @@ from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.runtime.base import DeviceError
 from tests.engine.small import MODEL, sampled, small_engine
 from tests.recorder.runs import OPTIONS, TRANSPORTS, busy_engine, device_work, tokens, work
+from tests.steady_clock import steady_clock
 
 LAUNCH = (
     "schedule update_states apply_writes prepare_inputs gather prepare_attn forward logits sample copy_output "
@@ -36,7 +37,7 @@ def no_thread_is_left() -> Iterator[None]:
     gc.collect()
     left = [thread for thread in threading.enumerate() if thread.name == "mrv2lab-paused-step"]
     for thread in left:
-        thread.join(5)
+        thread.join(FAR_TOO_LONG)
         assert not thread.is_alive(), "a paused step's thread outlives its test"
 
 
@@ -147,13 +148,16 @@ def test_mutant_an_unlabelled_reader_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_modelled_time_stands_still_while_the_reader_thinks() -> None:
-    with engine_with_work() as engine, Recorder(engine) as rec:
-        engine.step()
-        for _ in paused_step(engine):
-            time.sleep(0.03)
-        spans = rec.recording[1].spans
-    assert len([span for span in spans if not span.depth]) == 13
-    assert spans[-1].end_ns - spans[0].start_ns < 12 * 30_000_000
+    times = []
+    for thought_ns in (0, 30_000_000):
+        with steady_clock() as clock, engine_with_work() as engine, Recorder(engine) as rec:
+            engine.step()
+            for _ in paused_step(engine):
+                clock.advance(thought_ns)
+            spans = rec.recording[1].spans
+        assert len([span for span in spans if not span.depth]) == 13
+        times.append([(span.name, span.start_ns, span.end_ns) for span in spans])
+    assert times[0] == times[1]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -207,13 +211,32 @@ def press_stop() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
+def readers_wait(but: Any = None) -> Any:
+    """In a paused step's thread: the reader's wait for the step, once there is one that is not ``but``."""
+    thread = threading.current_thread()
+    assert isinstance(thread, module._StepThread)
+    for _ in range(30_000):
+        with thread._changed:  # free, hence the reader has laid himself down
+            waits = [one for one in thread._changed._waiters if one is not but]  # type: ignore[attr-defined]
+        if waits:
+            return waits[0]
+        time.sleep(0.001)
+    raise AssertionError("nobody waits for the step")
+
+
+def press_stop_and_let_the_reader_wait_again() -> None:
+    """In a paused step's thread: interrupt the reader's wait, and go on when he is in another one."""
+    first = readers_wait()
+    press_stop()
+    readers_wait(but=first)
+
+
 def test_an_interrupt_while_waiting_lets_the_phase_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_with_work() as engine:
         gather = engine.worker.runner.block_tables.gather
 
         def slow(*args: Any) -> Any:
-            press_stop()
-            time.sleep(0.1)
+            press_stop_and_let_the_reader_wait_again()
             return gather(*args)
 
         monkeypatch.setattr(engine.worker.runner.block_tables, "gather", slow)
@@ -241,9 +264,8 @@ def test_a_second_interrupt_leaves_at_once_and_the_step_is_still_there(monkeypat
         gather = engine.worker.runner.block_tables.gather
 
         def stuck(*args: Any) -> Any:
-            for _ in range(2):
-                press_stop()
-                time.sleep(0.1)
+            press_stop_and_let_the_reader_wait_again()
+            press_stop()
             go_on.wait(FAR_TOO_LONG)
             return gather(*args)
 

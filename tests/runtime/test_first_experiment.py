@@ -65,6 +65,7 @@ def test_the_barrier_waits_once_a_step() -> None:
     assert [span.name for span in log.spans] == ["barrier_wait"] * 30
 
 
+@pytest.mark.usefixtures("host_clock")
 def test_an_item_is_caught_with_its_call_site() -> None:
     log = EventLog()
     toy_on_cpu("pinned_copy", log, item_at=7)

@@ -9,7 +9,7 @@ import torch
 
 from mrv2lab.runtime.base import DeviceError, Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
-from mrv2lab.runtime.software import DeferredStream
+from mrv2lab.runtime.software import DeferredStream, ThreadedStream
 from tests.runtime.machines import device, machine, pinned, raw_values, seen
 
 
@@ -105,13 +105,15 @@ def test_the_stop_button_poisons_the_stream_it_hits(cpu: CpuRuntime) -> None:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_reset_does_not_run_what_is_queued_behind() -> None:
+def test_reset_does_not_run_what_is_queued_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device stands until the host waits for it, as the reset does."""
+    gate, wait = threading.Event(), ThreadedStream._await
+    monkeypatch.setattr(ThreadedStream, "_await", lambda self, position: gate.set() or wait(self, position))
     with machine("threaded") as rt:
-        there, gate = device(rt, 1), threading.Event()
-        rt.register("wait", lambda: gate.wait(10))
+        there = device(rt, 1)
+        rt.register("wait", lambda: gate.wait(60))
         rt.run("wait")
         rt.run("fill", there, 1, writes=(there,))
-        threading.Timer(0.05, gate.set).start()
         rt.reset()
         assert raw_values(rt, there) == [0]
         rt.run("fill", there, 2, writes=(there,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 
 import pytest
 
@@ -13,8 +12,9 @@ from mrv2lab.runtime import software
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.clock import CostModel, VirtualClock
 from mrv2lab.runtime.cpu import CpuRuntime
-from mrv2lab.runtime.software import DeferredStream, SoftwareEvent
+from mrv2lab.runtime.software import DeferredStream, SoftwareEvent, ThreadedStream
 from tests.runtime.machines import device, log, machine, marks, pinned, raw_values, seen
+from tests.steady_clock import READ_NS, SteadyClock
 
 # -- exactly the prefix ------------------------------------------------------------------------------------------------
 
@@ -163,12 +163,14 @@ def test_a_full_queue_blocks_the_host_and_says_so(cpu: CpuRuntime) -> None:
 
 
 def test_a_full_threaded_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device stands until the host waits for it."""
+    gate, wait = threading.Event(), ThreadedStream.wait
     monkeypatch.setattr(software, "MAX_QUEUED", 4)
+    monkeypatch.setattr(ThreadedStream, "wait", lambda self, position: gate.set() or wait(self, position))
     with machine("threaded") as rt:
-        there, gate = device(rt, 1), threading.Event()
-        rt.register("wait", lambda: gate.wait(10))
+        there = device(rt, 1)
+        rt.register("wait", lambda: gate.wait(60))
         rt.run("wait")
-        threading.Timer(0.05, gate.set).start()
         for _ in range(8):
             rt.run("add", there, 1, writes=(there,))
         assert marks(rt, "queue_full")
@@ -178,17 +180,21 @@ def test_a_full_threaded_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the clock ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_clock_stands_still_while_the_device_is_played() -> None:
+def test_the_clock_stands_still_while_the_device_is_played(host_clock: SteadyClock) -> None:
     clock = VirtualClock()
     before = clock.now()
+    host_clock.advance(50_000)
     assert clock.freeze()
+    frozen_at = before + 50_000 + READ_NS
     assert not clock.freeze()
-    time.sleep(0.02)
-    assert clock.now() - before < 5_000_000
+    host_clock.advance(20_000_000)
+    assert clock.now() == clock.now() == frozen_at
     clock.thaw()
-    assert clock.now() - before < 5_000_000
-    assert clock.wait_until(before + 10**9) > 9 * 10**8
-    assert clock.now() >= before + 10**9
+    assert clock.now() == frozen_at + READ_NS
+    host_clock.advance(70_000)
+    assert clock.now() == frozen_at + 70_000 + 2 * READ_NS
+    assert clock.wait_until(before + 10**9) == 10**9 - 120_000 - 4 * READ_NS
+    assert clock.now() == before + 10**9 + READ_NS
     assert clock.wait_until(before) == 0
 
 
@@ -204,6 +210,7 @@ def test_the_clock_never_goes_back(cpu: CpuRuntime) -> None:
         last = cpu.clock.now()
 
 
+@pytest.mark.usefixtures("host_clock")
 def test_modelled_ends() -> None:
     """A stream's records follow each other; a copy waits for what it copies; a wait costs what is left to do."""
     costs = CostModel(launch_ns=10**9, device_bytes_per_ns=1.0, bus_bytes_per_ns=1.0)
@@ -221,13 +228,14 @@ def test_modelled_ends() -> None:
         rt.run("fill", there, 9, writes=(there,))
         copied.synchronize()
         waited = marks(rt, "synchronize")[-1].wait_ns
-        assert 3.9e9 < waited < 4.1e9
-        assert 4e9 <= rt.clock.now() - start < 4.2e9
+        assert 4e9 - 20 * READ_NS < waited < 4e9 + 100 * READ_NS
+        assert 4e9 <= rt.clock.now() - start < 4e9 + 20 * READ_NS
         rt.main.synchronize()
         assert marks(rt, "synchronize")[-1].wait_ns == 0  # the fourth fill ended beside the copy
         assert list(rt.main.ends_ns) == sorted(rt.main.ends_ns)
 
 
+@pytest.mark.usefixtures("host_clock")
 def test_a_dependency_costs_its_own_prefix_only() -> None:
     """The other stream has been run further, but the wait is for its first record."""
     costs = CostModel(launch_ns=10**9)
@@ -244,7 +252,7 @@ def test_a_dependency_costs_its_own_prefix_only() -> None:
         rt.main.advance(10)
         before = rt.clock.now()
         end.synchronize()
-        assert 0.9e9 < rt.clock.now() - before < 1.1e9
+        assert 0 <= 10**9 - (rt.clock.now() - before) < 50 * READ_NS  # less what the host did meanwhile
 
 
 def test_costs_have_a_floor_and_a_bandwidth() -> None:

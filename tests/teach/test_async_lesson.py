@@ -7,8 +7,10 @@ import pytest
 from mrv2lab.engine.engine import Engine
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.recorder.recorder import Recorder
+from mrv2lab.runtime.software import Record, SoftwareStream
 from mrv2lab.teach.async_lesson import decode, trace
 from mrv2lab.teach.async_pictures import SWEEP, bars_of, sweep_picture, timeline
+from tests.steady_clock import SteadyClock
 
 
 def test_the_worked_trace() -> None:
@@ -34,8 +36,17 @@ def test_a_stop_token_wastes_a_row() -> None:
 
 
 @pytest.mark.parametrize("kind", ["v1", "mrv2"])
-def test_async_hides_the_host_behind_a_slow_device(kind: str) -> None:
+def test_async_hides_the_host_behind_a_slow_device(
+    kind: str, host_clock: SteadyClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The device is 10 ms a launch: a synchronous step takes the device's time and some host time, V1's waits too."""
+    execute = SoftwareStream.execute
+
+    def slow(self: SoftwareStream, record: Record, after_ns: int) -> None:
+        host_clock.advance(10_000_000)
+        execute(self, record, after_ns)
+
+    monkeypatch.setattr(SoftwareStream, "execute", slow)
     (sync, sync_us), (_, async_us) = (decode(kind, loop, 10_000, ["A", "B"], steps=4) for loop in (False, True))
     assert async_us < sync_us
     # What stands in for the device and what is waited for is not the host's.

@@ -13,11 +13,12 @@ from mrv2lab.protocol import SamplingParams
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.teach.barrier_pictures import LOOKS, stream_picture, wait_picture
 from mrv2lab.teach.stream_times import COPIES, FORWARD, WORK, StreamTimes, typical_steps
+from tests.steady_clock import steady_clock
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    with Engine("tiny", "v1", device="cpu", num_blocks=64, max_num_reqs=4) as engine:
+    with steady_clock(), Engine("tiny", "v1", device="cpu", num_blocks=64, max_num_reqs=4) as engine:
         assert isinstance(engine.rt, CpuRuntime)
         larger = StandIn(engine.rt, 20.0)
         engine.worker.runner.force = lambda ids, sampled: larger.queue()

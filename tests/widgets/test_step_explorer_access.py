@@ -87,24 +87,30 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
     assert page.evaluate("document.activeElement === document.body")
 
 
+# In one task, so that no answer can come in between on a slow machine.
+HOLD = """(n) => {
+  for (let i = 0; i < n; i++) document.activeElement.dispatchEvent(
+    new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true, cancelable: true }));
+  return model.sent.filter((m) => m.type === "goto").length;
+}"""
+
+
 def test_a_held_key_never_queues_up(open_page: OpenPage) -> None:
     page = open_page(harness(FakeSource(10)))
-    page.evaluate("model.delay = 150")
     page.locator(".mx-root").focus()
-    # In one task, so that no answer can come in between on a slow machine.
-    page.evaluate(
-        "for (let i = 0; i < 7; i++) document.activeElement.dispatchEvent("
-        "new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true, cancelable: true }))"
-    )
+    page.evaluate(HOLD, 7)
     index_is(page, 7)
     assert page.evaluate("model.sent.filter((m) => m.type === 'goto').map((m) => m.index)") == [1, 7]
 
 
 def test_play_and_pause(open_page: OpenPage) -> None:
     page = open_page(harness(FakeSource(3)))
+    page.evaluate("model.delay = 1e6")  # no answer: it plays until it is let go on
     page.locator(".mx-root").focus()
     page.keyboard.press("Space")
     assert page.get_by_role("button", name="Pause").is_visible()
+    page.wait_for_function("model.sent.some((m) => m.type === 'goto')")
+    page.evaluate("model.delay = 0; model.reply(1)")
     index_is(page, 2)
     page.wait_for_function("model.state.playing === false")
     assert page.get_by_role("button", name="Play").is_visible()
@@ -180,14 +186,19 @@ REDRAW = """async (n) => {
 }"""
 
 
-def test_1024_rows_redraw_in_time(open_page: OpenPage, screenshots: Path, record_property: Any) -> None:
-    """From the message to the painted page. 50 ms are the aim; the bound is loose, for cores that others use too."""
+@pytest.mark.slow
+def test_1024_rows_redraw_in_time(open_page: OpenPage, record_property: Any) -> None:
+    """From the message to the painted page. 50 ms are the aim; the bound catches another order of work alone."""
     page = open_page(harness(big_source(4), state={"index": 1}))
     page.evaluate(REDRAW, 3)
     median = statistics.median(page.evaluate(REDRAW, 30))
     record_property("redraw_ms", round(median, 1))
     print(f"redraw of 1,024 rows, message to paint: median of 30 steps {median:.1f} ms")
-    assert median < 150
+    assert median < 500
+
+
+def test_1024_rows_are_not_all_in_the_page(open_page: OpenPage, screenshots: Path) -> None:
+    page = open_page(harness(big_source(4), state={"index": 1}))
     rows = page.locator('[aria-label="Request rows"]')
     assert rows.get_attribute("aria-rowcount") == "1025"
     assert rows.locator(".mx-tbody > [role=row]").count() < 20
@@ -200,8 +211,5 @@ def test_the_held_key_test_can_fail(open_page: OpenPage) -> None:
     good = "if (!this.pending && this.wanted !== this.index)"
     assert good in module_text()
     page = open_page(harness(FakeSource(10), module=module_text().replace(good, "if (this.wanted !== this.index)")))
-    page.evaluate("model.delay = 150")
     page.locator(".mx-root").focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
-    assert page.evaluate("model.sent.filter((m) => m.type === 'goto').length") == 3
+    assert page.evaluate(HOLD, 3) == 3

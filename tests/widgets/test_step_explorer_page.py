@@ -28,9 +28,10 @@ def grid(page: Any, label: str) -> list[list[str]]:
 
 
 def saved(page: Any, name: str) -> Any:
-    """A trait of the model, after the debounce of saving."""
-    page.wait_for_timeout(100)
-    return page.evaluate("(name) => model.sent.filter((m) => m.type === 'save').at(-1).state[name]", name)
+    """A trait of the model as it was saved last, once what the model holds is saved."""
+    last = "model.sent.filter((m) => m.type === 'save').at(-1)?.state[name]"
+    page.wait_for_function(f"(name) => JSON.stringify({last}) === JSON.stringify(model.state[name])", arg=name)
+    return page.evaluate(f"(name) => {last}", name)
 
 
 def test_every_panel_shows_the_step(open_page: OpenPage, screenshots: Path) -> None:

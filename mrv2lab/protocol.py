@@ -7,11 +7,13 @@ max_num_batched_tokens, L = max_model_len, V = vocabulary, K = draft tokens a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+
+from mrv2lab.sampling_params import SamplingParams as SamplingParams
+from mrv2lab.sampling_params import StructuredOutput as StructuredOutput
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +23,6 @@ BlockIds = tuple[list[int], ...]
 
 NULL_BLOCK = 0
 """The block that is never handed out; what padding may read."""
-
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
-
 
 Backend = Literal["spec", "triton", "interpret"]
 """Which of an op's forms runs: its NumPy or torch spec, the compiled kernel, or the kernel in Triton's interpreter."""
@@ -46,45 +45,6 @@ class Launchable(Protocol):
 
     def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
         """Run now; for queued work."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to choose tokens for one request.
-
-    Raises ``ValueError`` naming the field, the value and the range when a value is out of range.
-    """
-
-    max_tokens: int = 64
-    temperature: float = 0.0
-    """0 = greedy (ties to the lowest id)."""
-    seed: int | None = None
-    """None: the engine draws one at submit. Same seed, position and logits give the same token, always."""
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if not _is_int(self.max_tokens) or self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be an integer >= 1, got {self.max_tokens!r}")
-        if not (_is_int(self.temperature) or isinstance(self.temperature, (float, np.floating))):
-            raise ValueError(f"temperature must be a number >= 0, got {self.temperature!r}")
-        if not 0 <= self.temperature < float("inf"):  # false for NaN
-            raise ValueError(f"temperature must be finite and >= 0, got {self.temperature!r}")
-        if self.temperature > _FLOAT32_MAX:
-            raise ValueError(f"temperature must be at most {_FLOAT32_MAX:.3g}, as float32, got {self.temperature!r}")
-        if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**63):
-            raise ValueError(f"seed must be None or a 64-bit integer, got {self.seed!r}")
-        if not isinstance(self.stop_token_ids, Iterable):
-            raise ValueError(f"stop_token_ids must be a sequence of token ids, got {self.stop_token_ids!r}")
-        # Any iterable is welcome, once: a generator would be empty when it is read again.
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for token in self.stop_token_ids:
-            if not _is_int(token) or token < 0:
-                raise ValueError(f"stop_token_ids must be token ids >= 0, got {token!r}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 # -- scheduler -> runner -----------------------------------------------------------------------------------------------
@@ -201,7 +161,29 @@ class V1SchedulerOutput:
     total_num_scheduled_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarOutput:
+    """What structured requests of a step may sample: between ``execute_model`` and ``sample_tokens``."""
+
+    req_ids: list[str]
+    # [g, K + 1, ceil(V / 32)] int32, one row a logits row of each request; bit 0 of a word is its lowest token
+    bitmask: np.ndarray[Any, np.dtype[np.int32]]
+
+
 # -- runner -> engine --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of m tokens, on the host. Column 0 is the token itself, the others are the most likely ones,
+    greatest first; what a row did not ask for is id -1 and -inf."""
+
+    # [m, 1 + k] int32
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    # [m, 1 + k] float32
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    # [m] int32: how many logits are at least the token's, itself counted: 1 is the best, ties count against it
+    ranks: np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +194,43 @@ class ModelRunnerOutput:
     step: int
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
+    logprobs: Logprobs | None = None
+    """Of every sampled token in the order of ``sampled_token_ids``, where a request of the batch asked for any."""
+    prompt_logprobs: dict[str, Logprobs] = field(default_factory=dict)
+    """Whole, once, of requests whose prompt was completed by this step: prompt_len - 1 rows each."""
+    num_nans: dict[str, int] = field(default_factory=dict)
+    """NaN logits of the requests that had some."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Requests that failed on their own, with the reason: a custom processor that raised, say."""
 
 
 class AsyncModelRunnerOutput(Protocol):
     """A step's output that may still be on its way: ``get_output`` waits for it, and is called exactly once."""
 
     def get_output(self) -> ModelRunnerOutput: ...
+
+
+# -- custom processors -------------------------------------------------------------------------------------------------
+
+
+class LogitsProcessor(Protocol):
+    """A stage of one's own, given to the engine as ``Engine(logits_processors=[...])``: behind bad words and in front
+    of the temperature, in both runners, in the order of the list.
+
+    One object serves a request for its whole life; ``make`` is called at submit on the host. Raising there refuses the
+    request; raising in ``__call__``, or returning anything but float32[V], fails that request alone.
+    """
+
+    def make(self, params: SamplingParams) -> LogitsFunction | None:
+        """The function for a request with these parameters (``params.extra_args`` holds its own), None = not used."""
+
+
+class LogitsFunction(Protocol):
+    """Called once a logits row inside queued work, on the device's tensors."""
+
+    def __call__(self, output_token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """``output_token_ids`` int32[k] generated so far, ``logits`` float32[V], which it may change in place and
+        return. It must not wait for the device (no ``.item()``), which would stop the whole batch."""
 
 
 # -- runner -> attention and model -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ PACKAGE = "mrv2lab"
 LAYERS: dict[str, int | str] = {
     "config": 0,
     "protocol": 0,
+    "sampling_params": 0,
     "observer": 0,
     "runtime": 1,
     "ops": 2,
@@ -46,7 +47,7 @@ FORBIDDEN = {"runner_v1": {"state", "memory", "sample", "runner"}}
 TORCH = {"torch", "triton", "torchvision", "torchaudio"}
 NO_TORCH = ("trace", "recording", "widgets")
 """Not even in a function or under TYPE_CHECKING."""
-LAZY_TORCH = ("config", "protocol", "observer")
+LAZY_TORCH = ("config", "protocol", "sampling_params", "observer")
 """Only under TYPE_CHECKING: annotations may name a tensor."""
 TRANSFORMERS_ALLOWED = "model/training"
 

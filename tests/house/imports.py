@@ -12,8 +12,8 @@ PACKAGE = "mrv2lab"
 # DESIGN.md, "Layers", in its order: a package imports those of a smaller number, or ones above it with the same number.
 LAYERS: dict[str, int | str] = {
     "config": 0,
-    "protocol": 0,
     "sampling_params": 0,
+    "protocol": 0,
     "observer": 0,
     "runtime": 1,
     "ops": 2,

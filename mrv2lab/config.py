@@ -11,6 +11,8 @@ StreamName = Literal["deferred", "threaded"]
 KernelName = Literal["auto", "triton", "spec", "interpret"]
 RunnerName = Literal["mrv2", "v1"]
 ReorderName = Literal["none", "decode_first", "mrv2"]
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+"""Of the model's logits, or of those that were sampled from, masked and scaled; as log-softmax, or as they are."""
 
 ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 """Supported decoders, by their name in a Hugging Face ``config.json``, and whether they norm q and k per head."""
@@ -165,6 +167,10 @@ class RunnerConfig:
     reorder: ReorderName = "none"
     """V1 only: the order that the attention backend demands of the persistent batch: none (flash and triton backends),
     decodes before prefills, or MRV2's sort key, so that both runners form the same batches."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """What log-probabilities are of, for all requests; those of prompts are always of the model's logits."""
+    count_nans: bool = False
+    """Count the NaN logits of each request, a pass over the logits a step. They count as -inf either way."""
     protected: tuple[str, ...] | None = None
     """V1's barrier only: the buffers whose copies lie inside it; None = all. Leaving one out is V1's silent bug."""
 
@@ -175,6 +181,7 @@ class RunnerConfig:
             "transfer": ("unsafe", "barrier", "pinned_copy", "uva_pool"),
             "kernels": ("auto", "triton", "spec", "interpret"),
             "stream": ("deferred", "threaded"),
+            "logprobs_mode": get_args(LogprobsMode),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -67,6 +67,10 @@ class RequestData:
     seed_given: bool
     block_ids: BlockIds
     num_computed_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    """All that end it, ascending: EOS unless ``sampling.ignore_eos``, and ``sampling.stop_token_ids``."""
+    processors: tuple[LogitsFunction, ...] = ()
+    """What :class:`LogitsProcessor` made for it, in the order of the engine's list. Not part of a recording."""
 
 
 @dataclass(frozen=True, slots=True)

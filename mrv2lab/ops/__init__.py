@@ -27,7 +27,19 @@ Decoder (floats; torch specs)
     silu_mul             the gate of SwiGLU
 
 Sampling
+    grammar_mask         structured output's bits on raw logits
+    nan_count            NaN logits of each row
+    cast_logits          the float32 copy that the stages edit
+    logit_bias           allowed ids, bias, stop ids held back
+    count_tokens         tokens of prompt and output, counted on the device
+    penalties            repetition, frequency, presence
+    output_tokens        generated tokens in one piece, for custom processors
+    bad_words            sequences that no output may contain
     temperature          logits over temperature
+    min_p                a threshold below the best logit
+    top_k_top_p          the cut of top-k and top-p without a sort (logit_groups, narrow_cut, search_cut,
+                         cut_from_groups find it)
+    topk_ids, logprobs   the likeliest tokens, and log-probabilities of the chosen only
     noise                counter-based hash, uniforms and Gumbel noise
     argmax               greedy choice
     gumbel               sampling by Gumbel-max

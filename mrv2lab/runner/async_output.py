@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.protocol import ModelRunnerOutput
+from mrv2lab.runner.sample_output import StepExtras
 from mrv2lab.runtime.base import Event, Runtime
 
 
@@ -32,8 +33,9 @@ class _Slot:
 class AsyncOutput:
     """Tokens of one step; ``get_output`` waits for their copy. Nothing is read on the host before its event."""
 
-    def __init__(self, rt: Runtime, slot: _Slot, step: int, req_ids: list[str]) -> None:
+    def __init__(self, rt: Runtime, slot: _Slot, step: int, req_ids: list[str], extras: StepExtras | None) -> None:
         self._rt = rt
+        self._extras = extras
         self._slot: _Slot | None = slot
         self.step = step
         self.req_ids = req_ids
@@ -46,8 +48,9 @@ class AsyncOutput:
         with self._rt.observer.span("wait_output"):
             slot.copied.synchronize()
         sampled = self._tokens(slot)
+        fields = {} if self._extras is None else self._extras.fields(slot.num_sampled_np[: len(self.req_ids)])
         self._slot = slot.owner = None
-        return ModelRunnerOutput(self.step, self.req_ids, sampled)
+        return ModelRunnerOutput(self.step, self.req_ids, sampled, **fields)
 
     def peek(self) -> list[list[int]]:
         """The tokens of an output that nobody has fetched, for an observer after a synchronisation; it stays there."""
@@ -99,8 +102,8 @@ class OutputRing:
         self._next += 1
         return slot
 
-    def send(self, slot: _Slot, step: int, req_ids: list[str]) -> AsyncOutput:
-        """Start the copy of the slot's tokens on the copy stream; the main stream goes on."""
+    def send(self, slot: _Slot, step: int, req_ids: list[str], extras: StepExtras | None = None) -> AsyncOutput:
+        """Start the copy of the slot's tokens, and of ``extras``, on the copy stream; the main stream goes on."""
         rt = self.rt
         count = len(req_ids)
         slot.ready.record(rt.main)
@@ -108,8 +111,10 @@ class OutputRing:
         with rt.use(rt.copy):
             rt.d2h(slot.sampled_host[:count], slot.sampled[:count])
             rt.d2h(slot.num_sampled_host[:count], slot.num_sampled[:count])
+            if extras is not None:
+                extras.copy(rt)
             slot.copied.record(rt.copy)
-        slot.owner = AsyncOutput(rt, slot, step, req_ids)
+        slot.owner = AsyncOutput(rt, slot, step, req_ids, extras)
         return slot.owner
 
     def reset(self) -> None:

@@ -17,12 +17,22 @@ from mrv2lab.config import EngineConfig
 from mrv2lab.memory.staged_write import StagedDiff
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.post_update import post_update
-from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs, Model, ModelState, MRV2SchedulerOutput
+from mrv2lab.protocol import (
+    CommonAttentionMetadata,
+    ForwardInputs,
+    GrammarOutput,
+    Model,
+    ModelState,
+    MRV2SchedulerOutput,
+)
 from mrv2lab.runner.async_output import AsyncOutput, OutputRing
 from mrv2lab.runner.prepare import prepare_inputs
+from mrv2lab.runner.sample_output import SampleOutputs, StepPlan
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import POLICIES
 from mrv2lab.sample import Sampler, SamplingState
+from mrv2lab.sample.grammar import GrammarMask
+from mrv2lab.sample.stage import SampleContext
 from mrv2lab.state import BlockTables, InputBatch, InputBuffers, RequestState, gather_host_batch
 
 
@@ -57,16 +67,39 @@ class ModelRunner:
             max_num_batched_tokens=tokens,
         )
         self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens)
-        self.sampling = SamplingState(self.transfers, max_num_reqs=reqs)
-        self.sampler = Sampler(rt, self.sampling, max_num_logits=min(reqs, tokens), vocab_size=config.model.vocab_size)
-        self.outputs = OutputRing(
-            rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=max(scheduler.max_concurrent_steps, 1)
+        vocab, logits_rows, in_flight = (
+            config.model.vocab_size,
+            min(reqs, tokens),
+            max(scheduler.max_concurrent_steps, 1),
         )
+        self.sampling = SamplingState(self.transfers, max_num_reqs=reqs, vocab_size=vocab)
+        self.sampler = Sampler(
+            rt,
+            self.transfers,
+            self.req_states,
+            self.sampling,
+            max_num_logits=logits_rows,
+            vocab_size=vocab,
+            keep_processed=config.runner.logprobs_mode.startswith("processed"),
+        )
+        self.grammar_mask = GrammarMask(rt, self.transfers, max_num_logits=logits_rows, vocab_size=vocab)
+        self.extras = SampleOutputs(
+            rt,
+            self.transfers,
+            config.runner,
+            max_num_reqs=reqs,
+            max_num_logits=logits_rows,
+            max_num_batched_tokens=tokens,
+            vocab_size=vocab,
+            depth=in_flight,
+            take_errors=self.sampler.custom.take_errors,
+        )
+        self.outputs = OutputRing(rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=in_flight)
         # [R] int32
         self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
         rt.register("num_sampled.one", _fill_one)
-        self._forwarded: InputBatch | None = None
-        """The batch between ``execute_model`` and ``sample_tokens``."""
+        self._forwarded: tuple[InputBatch, StepPlan] | None = None
+        """The batch between ``execute_model`` and ``sample_tokens``, and what it must bring back."""
         self.batch: InputBatch | None = None
         """The batch of the latest step that had one, and its logits [n, V], for observers."""
         self.logits: torch.Tensor | None = None
@@ -89,7 +122,7 @@ class ModelRunner:
             with span("apply_writes"):
                 self.req_states.apply_staged_writes()
                 self.model_state.apply_staged_writes()
-                self.sampling.apply_staged_writes()
+                self.sampler.apply_staged_writes()
                 self.block_tables.apply_staged_writes()
             if not output.total_num_scheduled_tokens:
                 self.rt.gauge_copies()
@@ -97,6 +130,7 @@ class ModelRunner:
             with span("prepare_inputs"):
                 host = gather_host_batch(self.req_states, output)
                 self.batch = batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
+                plan = self.extras.plan(host, self.req_states)
         with span("gather"):
             tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, batch.num_reqs)
             slots = self.block_tables.compute_slot_mappings(
@@ -109,7 +143,7 @@ class ModelRunner:
             self.model.forward(self.model_state.prepare_inputs(batch, inputs))
         # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
         self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
-        self._forwarded = batch
+        self._forwarded = batch, plan
         return True
 
     def _finish_requests(self, output: MRV2SchedulerOutput) -> None:
@@ -117,13 +151,15 @@ class ModelRunner:
             row = self.req_states.req_id_to_index.get(req_id)
             if row is not None:
                 self.model_state.remove_request(row)
+                self.extras.remove_request(row, req_id, req_id in output.finished_req_ids)
                 self.req_states.remove_request(req_id)
 
     def _add_requests(self, output: MRV2SchedulerOutput) -> None:
         for request in output.new_reqs:
             row = self.req_states.add_request(request)
             self.block_tables.append_block_ids(row, request.block_ids, overwrite=True)
-            self.sampling.add_request(row, request)
+            self.sampler.add_request(row, request)
+            self.extras.add_request(row, request)
             self.model_state.add_request(row, request)
 
     def _update_requests(self, output: MRV2SchedulerOutput) -> None:
@@ -160,26 +196,27 @@ class ModelRunner:
 
     # -- sample_tokens -------------------------------------------------------------------------------------------------
 
-    def sample_tokens(self) -> AsyncOutput:
-        """Queue logits, sampling, the copy of the tokens and the state update; returns the output on its way."""
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> AsyncOutput:
+        """Queue logits, sampling, the copy of what comes of it and the state update; returns the output on its way.
+
+        ``grammar``: what the batch's structured requests may sample.
+        """
         if self._forwarded is None:
             raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
-        batch, self._forwarded = self._forwarded, None
+        (batch, plan), self._forwarded = self._forwarded, None
         span = self.rt.observer.span
         n, count = batch.host.num_logits, batch.num_reqs
         slot = self.outputs.take()
         sampled, num_sampled = slot.sampled[:count], slot.num_sampled[:count]
         with span("logits"):
+            extras = self.extras.begin(plan, batch, self.model)
             self.logits = logits = self.model.compute_logits(batch.logits_indices, n)
         with span("sample"):
-            self.sampler.sample(
-                sampled.view(-1),
-                logits,
-                batch.host.rows,
-                batch.expanded_idx_mapping,
-                batch.positions,
-                batch.logits_indices,
-            )
+            if grammar is not None:
+                self.grammar_mask.apply(logits, grammar, batch.host)
+            self.extras.count(extras, logits, batch)
+            context = SampleContext(batch, self.req_states, self.buffers.local_pos(batch.host))
+            processed = self.sampler.sample(sampled.view(-1), logits, context)
             self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
             num_sampled_and_rejected(
                 self.rt,
@@ -193,8 +230,9 @@ class ModelRunner:
             )
             if self.force is not None:
                 self.force(batch.host.req_ids, sampled)
+            self.extras.finish(extras, plan, logits, processed, sampled.view(-1))
         with span("copy_output"):
-            output = self.outputs.send(slot, batch.step, batch.host.req_ids)
+            output = self.outputs.send(slot, batch.step, batch.host.req_ids, extras)
         with span("postprocess"):
             post_update(
                 self.rt,
@@ -209,6 +247,7 @@ class ModelRunner:
                 self.req_states.num_computed_tokens.gpu,
                 count,
             )
+            self.sampler.penalties.count_sampled(batch, sampled, num_sampled)
             self.model_state.postprocess(batch)
         self.rt.gauge_copies()
         self.rt.end_step()
@@ -237,7 +276,8 @@ class ModelRunner:
         for row in list(self.req_states.index_to_req_id):
             self.model_state.remove_request(row)
         self.req_states.reset()
-        self.sampling.reset()
+        self.sampler.reset()
+        self.extras.reset()
         self.block_tables.reset()
         self.outputs.reset()
         self._forwarded = self.batch = self.logits = None

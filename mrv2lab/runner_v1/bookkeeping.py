@@ -6,7 +6,9 @@ Counterpart in vLLM: ``GPUModelRunner._bookkeeping_sync`` in ``v1/worker/gpu_mod
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from mrv2lab.runner_v1.cached_request import CachedRequestState
@@ -52,3 +54,20 @@ def bookkeep_async(
         lengths[row] = end + 1
         requests[req_id].output_token_ids.append(PLACEHOLDER)
     return len(rows)
+
+
+def repair_outputs(batch: InputBatch, sampled: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    """Put the previous step's tokens, ``sampled`` int64[r', 1] in that step's order and on the host by now, in place of
+    the placeholders that end its requests' output ids; returns how many. A loop over the batch.
+
+    Counterpart in vLLM: ``InputBatch.update_async_output_token_ids`` in ``v1/worker/gpu_input_batch.py``.
+    """
+    table, lengths = batch.token_ids_cpu, batch.num_tokens_no_spec
+    repaired = 0
+    for req_id, prev_row in (batch.prev_req_id_to_index or {}).items():
+        row = batch.req_id_to_index.get(req_id)
+        outputs = batch.req_output_token_ids[row] if row is not None else None
+        if outputs and outputs[-1] == PLACEHOLDER:
+            outputs[-1] = table[row, lengths[row] - 1] = int(sampled[prev_row, 0])
+            repaired += 1
+    return repaired

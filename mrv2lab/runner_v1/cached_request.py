@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mrv2lab.protocol import SamplingParams
+from mrv2lab.protocol import LogitsFunction, SamplingParams
 
 
 @dataclass(eq=False, slots=True)
@@ -18,7 +18,8 @@ class CachedRequestState:
     ``output_token_ids`` is one list for life, shared with :class:`InputBatch`; under async scheduling its last entries
     are -1 until the token is known on the host. ``block_ids`` holds a growing list for each KV-cache group.
     ``num_computed_tokens`` is the scheduler's value before the present step. ``generator`` lives on the device and only
-    where the user gave a seed; it keeps its state over eviction and preemption.
+    where the user gave a seed; it keeps its state over eviction and preemption. ``processors`` are its custom
+    functions, with the numbers by which queued work finds them.
     """
 
     req_id: str
@@ -30,6 +31,8 @@ class CachedRequestState:
     block_ids: list[list[int]]
     num_computed_tokens: int
     output_token_ids: list[int] = field(default_factory=list)
+    stop_token_ids: tuple[int, ...] = ()
+    processors: tuple[tuple[int, LogitsFunction], ...] = ()
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -18,21 +18,24 @@ from mrv2lab.config import EngineConfig
 from mrv2lab.protocol import (
     CommonAttentionMetadata,
     ForwardInputs,
+    GrammarOutput,
     Model,
-    ModelRunnerOutput,
     RequestData,
     V1SchedulerOutput,
 )
-from mrv2lab.runner_v1.async_output import AsyncOutput, OutputRing, SyncOutput
-from mrv2lab.runner_v1.bookkeeping import bookkeep_async, bookkeep_sync
+from mrv2lab.runner_v1.async_output import AsyncOutput, OutputRing, Slot, SyncOutput
+from mrv2lab.runner_v1.bookkeeping import bookkeep_async, bookkeep_sync, repair_outputs
 from mrv2lab.runner_v1.buffers import AsyncBarrier, GuardedTable
 from mrv2lab.runner_v1.cached_request import CachedRequestState
+from mrv2lab.runner_v1.extras import StepExtras
+from mrv2lab.runner_v1.grammar import GrammarMask
 from mrv2lab.runner_v1.persistent_batch import GREEDY_BELOW, InputBatch
 from mrv2lab.runner_v1.prepare import InputPreparation, StepBatch
 from mrv2lab.runner_v1.reorder import ReorderDemand, reorder_batch
 from mrv2lab.runner_v1.sampler import Sampler
+from mrv2lab.runner_v1.sampling_metadata import MetadataMaker
 from mrv2lab.runtime.base import Runtime
-from mrv2lab.runtime.transfer import POLICIES, Barrier
+from mrv2lab.runtime.transfer import POLICIES, Barrier, PinnedCopy
 
 _DEMANDS: dict[str, ReorderDemand] = {"none": None, "decode_first": 1, "mrv2": "mrv2"}
 
@@ -69,6 +72,9 @@ class ModelRunnerV1:
             exposed=self._races_on_purpose(config),
         )
         self.sampler = Sampler(rt)
+        self.metadata = MetadataMaker(rt, config.model.vocab_size)
+        self.grammar = GrammarMask(rt)
+        self.extras = StepExtras(config, rt, self.sampler)
         self.outputs = OutputRing(rt, max_num_reqs=scheduler.max_num_reqs, depth=scheduler.max_concurrent_steps)
         self.reorder_demand = _DEMANDS[config.runner.reorder]
         self.force: Callable[[list[str], torch.Tensor], None] | None = None
@@ -79,9 +85,13 @@ class ModelRunnerV1:
         self.logits: torch.Tensor | None = None
         self._forwarded: StepBatch | None = None
         """The batch between ``execute_model`` and ``sample_tokens``."""
+        self._unrepaired: Slot | None = None
+        """The previous step's tokens, where the batch reads output ids on the host."""
 
     def _make_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> GuardedTable:
-        return GuardedTable(self.transfers, self.barrier, name, shape, dtype)
+        # Masks, [R, V] of them, go through fresh pinned memory: pinned tables of that size are nobody's.
+        transfers = PinnedCopy(self.rt) if dtype == torch.bool else self.transfers
+        return GuardedTable(transfers, self.barrier, name, shape, dtype)
 
     def _races_on_purpose(self, config: EngineConfig) -> bool:
         """Whether the settings let the host overwrite what a queued copy has yet to read."""
@@ -137,13 +147,18 @@ class ModelRunnerV1:
         if self.reorder_demand is not None:
             with span("update_states/reorder"):
                 reorder_batch(batch, self.reorder_demand, output.num_scheduled_tokens, output.scheduled_draft_tokens)
-        if batch.moves.changed and not batch.all_greedy:
-            batch.temperature.publish(batch.num_reqs)
+        if batch.moves.changed:
+            if not batch.all_greedy:
+                batch.temperature.publish(batch.num_reqs)
+            batch.sampling_metadata = self.metadata.make(batch)
 
     def _finish(self, req_id: str) -> None:
         state = self.requests.pop(req_id, None)
         if state is not None and state.generator is not None:
             self.sampler.forget(state.generator)
+        if state is not None:
+            self.sampler.stages.custom.forget(state.processors)
+            self.extras.prompts.remove_request(req_id)
         self._evict(req_id)
 
     def _evict(self, req_id: str) -> None:
@@ -166,8 +181,11 @@ class ModelRunnerV1:
             block_ids=[list(ids) for ids in data.block_ids],
             num_computed_tokens=data.num_computed_tokens,
             output_token_ids=data.all_token_ids[data.prompt_len :],
+            stop_token_ids=data.stop_token_ids,
+            processors=self.sampler.stages.custom.add(data.processors),
         )
         self.requests[data.req_id] = state
+        self.extras.prompts.add_request(data.req_id, data.prompt_len, sampling.prompt_logprobs)
         return state
 
     def _update_cached(self, output: V1SchedulerOutput) -> list[CachedRequestState]:
@@ -230,9 +248,12 @@ class ModelRunnerV1:
 
     # -- sample_tokens -------------------------------------------------------------------------------------------------
 
-    def sample_tokens(self) -> SyncOutput | AsyncOutput:
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> SyncOutput | AsyncOutput:
         """Queue logits and sampling, write down what came of it, and return the output: known after a wait
-        (synchronous), or on its way, its copy queued behind everything else of the step (asynchronous)."""
+        (synchronous), or on its way, its copy queued behind everything else of the step (asynchronous).
+
+        ``grammar`` masks the raw logits of structured requests, in place.
+        """
         if self._forwarded is None:
             raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
         batch, self._forwarded = self._forwarded, None
@@ -240,13 +261,18 @@ class ModelRunnerV1:
         slot = self.outputs.take()
         sampled = slot.sampled[: batch.num_reqs]
         with span("logits"):
+            rows = self.input_batch.req_id_to_index
+            completed = self.extras.launch_prompts(self.requests, rows, batch, self.model)
             self.logits = logits = self.model.compute_logits(batch.logits_indices, batch.num_reqs)
         with span("sample"):
             with span("sample/output_repair"):
                 self._repair_outputs()
+            if grammar is not None:
+                self.grammar.apply(logits, rows, grammar)
             self.sampler.sample(sampled, logits, self.input_batch, host.discarded)
-        if self.force is not None:
-            self.force(host.req_ids, sampled)
+            if self.force is not None:
+                self.force(host.req_ids, sampled)
+            extras = self.extras.launch(slot, sampled, logits, self.input_batch)
         output: SyncOutput | AsyncOutput
         num_placeholders = batch.num_holes
         if self.async_scheduling:
@@ -254,20 +280,29 @@ class ModelRunnerV1:
                 num_placeholders += bookkeep_async(
                     self.input_batch, self.requests, host.req_ids, sampled, host.discarded
                 )
+                extras = self.extras.collect_prompts(completed, extras)
             with span("copy_output"):
-                output = self.outputs.send(slot, batch.step, host.req_ids, host.discarded)
+                output = self.outputs.send(slot, batch.step, host.req_ids, host.discarded, extras)
+            self._unrepaired = slot if extras.repairs else None
         else:
             with span("postprocess"), span("postprocess/bookkeeping"):
-                tokens = self.outputs.to_list(slot, batch.num_reqs, host.discarded)
-                bookkeep_sync(self.input_batch, self.requests, host.req_ids, tokens)
-            output = SyncOutput(ModelRunnerOutput(batch.step, host.req_ids, tokens))
+                extras = self.extras.collect_prompts(completed, extras)
+                made = self.outputs.wait(slot, batch.step, host.req_ids, host.discarded, extras)
+                bookkeep_sync(self.input_batch, self.requests, host.req_ids, made.sampled_token_ids)
+            output = SyncOutput(made)
         self._emit_gauges(num_placeholders)
         self.rt.end_step()
         return output
 
     def _repair_outputs(self) -> None:
-        """Where a stage of the sampler reads output ids (penalties, bad words, custom processors), V1 waits here for
-        the previous step's tokens and replaces the trailing placeholders. No stage does yet, so nothing waits."""
+        """Where a stage of the sampler reads output ids (penalties, bad words, custom processors), wait for the
+        previous step's tokens and replace the trailing placeholders: what V1's asynchronous loop pays for them. The
+        forward of this step is queued already, so the device does not starve; the host's slack is what shrinks."""
+        slot, self._unrepaired = self._unrepaired, None
+        metadata = self.input_batch.sampling_metadata
+        if slot is not None and metadata is not None and metadata.reads_output_ids:
+            slot.repair.synchronize()
+            repair_outputs(self.input_batch, slot.sampled_np)
 
     # -- for observers -------------------------------------------------------------------------------------------------
 
@@ -302,7 +337,8 @@ class ModelRunnerV1:
         self.barrier.reset()
         self.outputs.reset()
         self.sampler.reset()
-        self._forwarded = self.batch = self.logits = None
+        self.extras.prompts.reset()
+        self._forwarded = self.batch = self.logits = self._unrepaired = None
 
 
 def _refuse(config: EngineConfig) -> None:

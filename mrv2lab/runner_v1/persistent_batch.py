@@ -13,6 +13,8 @@ import torch
 
 from mrv2lab.runner_v1.block_table import MakeTable, MultiGroupBlockTable
 from mrv2lab.runner_v1.cached_request import CachedRequestState
+from mrv2lab.runner_v1.sampling_metadata import SamplingMetadata
+from mrv2lab.runner_v1.sampling_rows import SamplingRows
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy and stored as 0, as in vLLM (``_SAMPLING_EPS``)."""
@@ -84,6 +86,10 @@ class InputBatch:
         self.random_reqs: set[str] = set()
         self.generators: dict[int, torch.Generator] = {}
         """By row, only rows whose user gave a seed."""
+        self.sampling = SamplingRows(max_num_reqs, vocab_size, make_table)
+        """What else rows ask of the sampler."""
+        self.sampling_metadata: SamplingMetadata | None = None
+        """The same for the rows as they stand, made anew when rows have changed; None = no row asks for anything."""
         self.req_output_token_ids: list[list[int] | None] = []
         """By row, references to ``CachedRequestState.output_token_ids``."""
 
@@ -158,6 +164,7 @@ class InputBatch:
             self.temperature.np[row] = request.sampling.temperature
             self.random_reqs.add(request.req_id)
         self._set_generator(row, request.generator)
+        self.sampling.fill_row(row, request)
         self.block_table.add_row(request.block_ids, row)
 
     def remove_request(self, req_id: str) -> int | None:
@@ -171,6 +178,7 @@ class InputBatch:
         self.greedy_reqs.discard(req_id)
         self.random_reqs.discard(req_id)
         self.generators.pop(row, None)
+        self.sampling.remove(row, req_id)
         self.block_table.clear_row(row)
         self.moves.removes += 1
         return row
@@ -204,9 +212,9 @@ class InputBatch:
         self.num_computed_tokens.np[dst] = self.num_computed_tokens.np[src]
         self.temperature.np[dst] = self.temperature.np[src]
         self._set_generator(dst, self.generators.pop(src, None))
-        block_bytes = self.block_table.move_row(src, dst)
+        other_bytes = self.sampling.move_row(src, dst) + self.block_table.move_row(src, dst)
         self.moves.row_moves += 1
-        self.moves.bytes_moved += int(num_tokens) * self.token_ids_cpu.itemsize + _SCALAR_BYTES + block_bytes
+        self.moves.bytes_moved += int(num_tokens) * self.token_ids_cpu.itemsize + _SCALAR_BYTES + other_bytes
 
     def swap_states(self, i: int, j: int) -> None:
         """Exchange everything of two live rows."""
@@ -228,9 +236,9 @@ class InputBatch:
         generator_i, generator_j = self.generators.pop(i, None), self.generators.pop(j, None)
         self._set_generator(i, generator_j)
         self._set_generator(j, generator_i)
-        block_bytes = self.block_table.swap_row(i, j)
+        other_bytes = self.sampling.swap_rows(i, j) + self.block_table.swap_row(i, j)
         self.moves.swaps += 1
-        self.moves.bytes_moved += (len_i + len_j) * self.token_ids_cpu.itemsize + 2 * _SCALAR_BYTES + block_bytes
+        self.moves.bytes_moved += (len_i + len_j) * self.token_ids_cpu.itemsize + 2 * _SCALAR_BYTES + other_bytes
 
     def _set_generator(self, row: int, generator: torch.Generator | None) -> None:
         if generator is None:
@@ -247,20 +255,21 @@ class InputBatch:
         self.greedy_reqs.clear()
         self.random_reqs.clear()
         self.generators.clear()
+        self.sampling.reset()
+        self.sampling_metadata = None
         self.block_table.reset()
         self.prev_sampled_token_ids = self.prev_req_id_to_index = None
         self.moves.reset()
 
     def tables(self) -> dict[str, torch.Tensor]:
         """The batch's tables that kernels read, by name, as of their last publish."""
-        return self.block_table.tables() | {
-            "num_computed_tokens": self.num_computed_tokens.gpu,
-            "temperature": self.temperature.gpu,
-        }
+        fixed = {"num_computed_tokens": self.num_computed_tokens.gpu, "temperature": self.temperature.gpu}
+        return self.block_table.tables() | fixed | self.sampling.device_tables()
 
     def host_tables(self) -> dict[str, np.ndarray[Any, Any]]:
         """The host's truth by name: what is published, and what only the host has."""
-        return self.block_table.host_tables() | {
+        tables = self.block_table.host_tables() | self.sampling.host_tables()
+        return tables | {
             "num_computed_tokens": self.num_computed_tokens.np,
             "temperature": self.temperature.np,
             "token_ids_cpu": self.token_ids_cpu,
@@ -270,7 +279,8 @@ class InputBatch:
 
 
 _SCALAR_BYTES = 4 * 4
-"""num_tokens_no_spec, num_prompt_tokens, num_computed_tokens, temperature: four bytes each."""
+"""num_tokens_no_spec, num_prompt_tokens, num_computed_tokens, temperature: four bytes each. Tables that only some
+requests need are counted where they are moved."""
 
 
 def _swap(array: np.ndarray[Any, Any], i: int, j: int) -> None:

@@ -1,5 +1,5 @@
 """From logits to tokens in V1's manner. Counterpart in vLLM: ``v1/sample/sampler.py`` and ``random_sample`` in
-``v1/sample/ops/topk_topp_sampler.py``.
+``v1/sample/ops/topk_topp_sampler.py``. What happens to the logits first: ``logits_stages``.
 
 Greedy rows take the argmax. The others race: ``argmax(p / q)`` with q drawn from Exp(1) has the law of p, as Gumbel-max
 has, and needs no synchronisation, which ``torch.multinomial`` does. A request whose user gave a seed draws its row of q
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mrv2lab.runner_v1.logits_stages import LogitsStages, clean
 from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runtime.base import Runtime
 
@@ -24,6 +25,12 @@ class Sampler:
         self.rt = rt
         self.shared = torch.Generator(device=rt.device)
         """Whose draws the rows without a seed take."""
+        self.stages = LogitsStages(rt)
+        self.keeps_shape = False
+        """Whether logprobs are of the processed logits, so that these must be whole: divided by the temperature though
+        the draw could do it, cut though no argmax cares."""
+        self.processed: torch.Tensor | None = None
+        """[r, V]: what the latest step's draw was made from; its raw logits where no stage had anything to do."""
         self._seed = 0
         self._generators: dict[int, torch.Generator] = {}
         """By key, for queued work: only tensors and scalars can be queued. An entry goes in stream order, behind the
@@ -47,12 +54,21 @@ class Sampler:
     def sample(
         self, sampled: torch.Tensor, logits: torch.Tensor, batch: InputBatch, discarded: Sequence[int] = ()
     ) -> None:
-        """Write ``sampled`` int64[r, 1] from ``logits`` [r, V], which stay as they are.
+        """Write ``sampled`` int64[r, 1] from ``logits`` [r, V], which stay as they are. NaN counts as -inf.
 
         Rows in ``discarded`` sample for nobody, and their generators must not notice: V1 draws and winds a Philox
         generator back by 4; here such a row takes its numbers from the shared generator.
         """
-        out = sampled.view(-1)
+        out, metadata = sampled.view(-1), batch.sampling_metadata
+        scaled = False
+        if metadata is not None:
+            shape = not batch.all_greedy and metadata.shapes
+            if self.keeps_shape and metadata.num_logprobs:
+                shape = not batch.all_greedy or metadata.shapes
+            processed = self.stages.apply(logits, batch, metadata, discarded, shape)
+            if processed is not None:
+                logits, scaled = processed, shape
+        self.processed = logits
         if batch.all_greedy:
             self.rt.run("v1.sample.greedy", out, logits, reads=(logits,), writes=(out,))
             return
@@ -69,6 +85,7 @@ class Sampler:
             tuple(generators),
             tuple(map(id, generators.values())),
             batch.all_random,
+            scaled,
             reads=(logits, temperature),
             writes=(out,),
         )
@@ -81,13 +98,15 @@ class Sampler:
         rows: tuple[int, ...],
         keys: tuple[int, ...],
         all_random: bool,
+        scaled: bool,
     ) -> None:
-        """Queued work: out int64[r] from logits [r, V] and temperature float32[R], 0 = greedy."""
-        logits = logits.float()
+        """Queued work: out int64[r] from logits [r, V] and temperature float32[R], 0 = greedy. ``scaled``: the logits
+        are divided by it already."""
+        logits = clean(logits)
         # From the UVA slot it may lie in, which torch's own operations cannot read in place.
         t = temperature[: len(logits)].to(logits.device, non_blocking=True)
         divisor = t if all_random else torch.where(t == 0, 1.0, t)
-        probs = (logits / divisor.unsqueeze(1)).softmax(dim=-1, dtype=torch.float32)
+        probs = (logits if scaled else logits / divisor.unsqueeze(1)).softmax(dim=-1)
         q = torch.empty_like(probs)
         if len(rows) < len(q):
             q.exponential_(generator=self.shared)
@@ -109,9 +128,11 @@ class Sampler:
     def reset(self) -> None:
         """Forget every request's generator and seed the shared one anew. The queue must be empty."""
         self._generators.clear()
+        self.stages.reset()
+        self.processed = None
         self.shared.manual_seed(self._seed)
 
 
 def _greedy(out: torch.Tensor, logits: torch.Tensor) -> None:
     """Queued work: the argmax of each row, ties to the lowest id. float32 first, as everything in V1's sampler is."""
-    torch.argmax(logits.float(), dim=-1, out=out)
+    torch.argmax(clean(logits), dim=-1, out=out)

@@ -1,50 +1,126 @@
 """From logits to tokens. Counterpart in vLLM: ``sample/sampler.py``.
 
-Order of stages: temperature, Gumbel argmax. A batch without sampled requests launches the argmax alone.
+The order of the stages can be seen in the result (a bias adds, a penalty scales):
+
+| stage | launches only where a request of the batch has | on |
+|---|---|---|
+| grammar's mask | structured output | raw logits, in place |
+| NaN count | (``RunnerConfig.count_nans``) | raw logits |
+| float32 copy, NaN as -inf | any stage below but a temperature alone | |
+| allowed ids, bias, min_tokens | allowed_token_ids, logit_bias, min_tokens | the copy, as all below |
+| penalties | a repetition, frequency or presence penalty | |
+| bad words | bad_words | |
+| custom processors | a function of its own | |
+| temperature | a temperature other than 0 and 1 | |
+| min-p | min_p | |
+| top-k, then top-p of what it keeps | top_k, top_p | |
+| Gumbel argmax | a temperature; else the argmax alone | |
+
+Ties go to the lowest token ids everywhere: the argmax takes the lowest, top-k keeps exactly k, top-p no more than it
+needs to reach p. A batch in which every temperature is 0 leaves out temperature, min-p, top-k and top-p: none of them
+moves the argmax.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 
 from mrv2lab.ops.argmax import argmax_rows, num_blocks
+from mrv2lab.ops.cast_logits import cast_logits
 from mrv2lab.ops.gumbel import gumbel_sample
+from mrv2lab.ops.temperature import apply_temperature
+from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.transfer import TransferPolicy
+from mrv2lab.sample.bad_words import BadWords
+from mrv2lab.sample.custom import CustomProcessors
+from mrv2lab.sample.logit_bias import LogitBias
+from mrv2lab.sample.min_p import MinP
+from mrv2lab.sample.penalties import Penalties
 from mrv2lab.sample.sampling_state import SamplingState
+from mrv2lab.sample.stage import SampleContext, Stage
+from mrv2lab.sample.top_k_top_p import TopKTopP
+from mrv2lab.state.request_state import RequestState
 
 
 class Sampler:
     """Chooses one token for each logits row."""
 
-    def __init__(self, rt: Runtime, state: SamplingState, *, max_num_logits: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        rt: Runtime,
+        transfers: TransferPolicy,
+        states: RequestState,
+        state: SamplingState,
+        *,
+        max_num_logits: int,
+        vocab_size: int,
+        keep_processed: bool = False,
+    ) -> None:
         self.rt = rt
         self.state = state
+        self.keep_processed = keep_processed
+        """Whether somebody reads the processed logits besides the choice (log-probabilities of them, say)."""
+        reqs = states.max_num_reqs
+        self.penalties = Penalties(rt, transfers, states, max_num_reqs=reqs, vocab_size=vocab_size)
+        self.custom = CustomProcessors(rt, transfers, max_num_reqs=reqs, vocab_size=vocab_size)
+        self.min_p = MinP(rt, state, max_num_logits=max_num_logits, vocab_size=vocab_size)
+        self.top_k_top_p = TopKTopP(rt, state.top_k, state.top_p, max_num_logits=max_num_logits, vocab_size=vocab_size)
+        self._edits: tuple[Stage, ...] = (
+            LogitBias(rt, transfers, max_num_reqs=reqs),
+            self.penalties,
+            BadWords(rt, transfers, max_num_reqs=reqs),
+            self.custom,
+        )
+        """The stages in front of the temperature, in order."""
+        self._cuts: tuple[Stage, ...] = (self.min_p, self.top_k_top_p)
+        """Those behind it."""
+        self._shape = (max_num_logits, vocab_size)
+        # [n, V] float32, allocated by the first batch that needs it
+        self._processed: torch.Tensor | None = None
         blocks = num_blocks(vocab_size)
         # [n, blocks]: the best score of each block of the vocabulary, and its token
         self._local_max = rt.zeros((max_num_logits, blocks), torch.float32, name="local_max")
         self._local_arg = rt.zeros((max_num_logits, blocks), torch.int32, name="local_arg")
 
-    def sample(
-        self,
-        out: torch.Tensor,
-        logits: torch.Tensor,
-        rows: np.ndarray[Any, np.dtype[np.int32]],
-        expanded_idx_mapping: torch.Tensor,
-        positions: torch.Tensor,
-        logits_indices: torch.Tensor,
-    ) -> None:
-        """Write ``out`` int64[n] from ``logits`` [n, V].
+    def add_request(self, row: int, request: RequestData) -> None:
+        """Overwrite ``row`` in every stage."""
+        self.state.add_request(row, request)
+        for stage in (*self._edits, *self._cuts):
+            stage.add_request(row, request)
 
-        ``rows`` int32[r] are the batch's rows on the host, ``expanded_idx_mapping`` int32[n] the logits rows' on the
-        device, ``positions`` int64[t] and ``logits_indices`` int64[n] locate each row's input token.
-        """
+    def apply_staged_writes(self) -> None:
+        """Send what requests that were added brought; behind the request state's own."""
+        self.state.apply_staged_writes()
+        for stage in (*self._edits, *self._cuts):
+            stage.apply_staged_writes()
+
+    def reset(self) -> None:
+        """Forget every request."""
+        self.state.reset()
+        for stage in (*self._edits, *self._cuts):
+            stage.reset()
+
+    def sample(self, out: torch.Tensor, logits: torch.Tensor, context: SampleContext) -> torch.Tensor:
+        """Write ``out`` int64[n] from ``logits`` [n, V], which stay as they are; returns the logits that were chosen
+        from: float32[n, V], or ``logits`` where no stage of the batch edits any."""
+        batch, rows, state = context.batch, context.rows, self.state
         n = out.shape[0]
         local_max, local_arg = self._local_max[:n], self._local_arg[:n]
-        if self.state.all_greedy(rows):
-            argmax_rows(self.rt, out, local_max, local_arg, logits, expanded_idx_mapping)
+        greedy = state.all_greedy(rows)
+        edits = [stage for stage in self._edits if stage.used(rows)]
+        cuts = [] if greedy and not self.keep_processed else [stage for stage in self._cuts if stage.used(rows)]
+        scaled = bool(cuts) or self.keep_processed
+        if edits or cuts or (self.keep_processed and state.uses_temperature(rows)):
+            logits = self._copy(logits, batch.expanded_idx_mapping)
+            for stage in edits:
+                stage.apply(logits, context)
+            if scaled and state.uses_temperature(rows):
+                apply_temperature(self.rt, logits, batch.expanded_idx_mapping, state.temperature.gpu)
+            for stage in cuts:
+                stage.apply(logits, context)
+        if greedy:
+            argmax_rows(self.rt, out, local_max, local_arg, logits, batch.expanded_idx_mapping)
         else:
             gumbel_sample(
                 self.rt,
@@ -52,10 +128,18 @@ class Sampler:
                 local_max,
                 local_arg,
                 logits,
-                expanded_idx_mapping,
-                self.state.temperature.gpu,
-                self.state.seeds.gpu,
-                positions,
-                logits_indices,
-                True,
+                batch.expanded_idx_mapping,
+                state.temperature.gpu,
+                state.seeds.gpu,
+                batch.positions,
+                batch.logits_indices,
+                not scaled,
             )
+        return logits
+
+    def _copy(self, logits: torch.Tensor, expanded_idx_mapping: torch.Tensor) -> torch.Tensor:
+        if self._processed is None:
+            self._processed = self.rt.empty(self._shape, torch.float32, name="processed_logits")
+        copy = self._processed[: logits.shape[0]]
+        cast_logits(self.rt, copy, logits, expanded_idx_mapping)
+        return copy

@@ -45,6 +45,8 @@ class InputBuffers:
         # [n] int32: row of each logits row, and which of its request's it is
         self.expanded_idx_mapping = rt.zeros(max_logits, torch.int32, name="expanded_idx_mapping")
         self.expanded_local_pos = rt.zeros(max_logits, torch.int32, name="expanded_local_pos")
+        # [n] int32, zero: which of its request's logits rows each is where nobody has drafts
+        self.first_pos = rt.zeros(max_logits, torch.int32, name="first_pos")
         # [r] int32: row of each batch index
         self.idx_mapping = transfers.upload("idx_mapping", max_num_reqs, torch.int32)
         # [R + 1] int32, non-decreasing: the tail repeats the number of tokens
@@ -53,6 +55,11 @@ class InputBuffers:
         self.cu_num_logits = transfers.upload("cu_num_logits", max_num_reqs + 1, torch.int32)
         # [R + 1] int32: cu_num_logits where nobody has drafts
         self.arange = rt.adopt(torch.arange(max_num_reqs + 1, dtype=torch.int32), "arange")
+
+    def local_pos(self, host: HostBatch) -> torch.Tensor:
+        """[n] int32: which of its request's logits rows each one is (0, then one for each draft)."""
+        drafts = host.num_logits > len(host.req_ids)
+        return (self.expanded_local_pos if drafts else self.first_pos)[: host.num_logits]
 
     def tables(self) -> dict[str, torch.Tensor]:
         """What the input kernels read and write, by name, drafts' part apart."""

@@ -45,7 +45,7 @@ def request(req_id: str, prompt: int | list[int] = 3, outputs: list[int] | None 
     values: dict[str, Any] = {
         "prompt_token_ids": list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt,
         "output_token_ids": [] if outputs is None else outputs,
-        "sampling": SamplingParams(temperature=fields.pop("temperature", 0.0)),
+        "sampling": SamplingParams(temperature=fields.pop("temperature", 0.0), **fields.pop("params", {})),
         "seed": 0,
         "seed_given": False,
         "generator": None,
@@ -69,7 +69,30 @@ def random_request(req_id: str, draw: random.Random) -> CachedRequestState:
         generator=torch.Generator() if seeded else None,
         block_ids=[[draw.randint(1, 99) for _ in range(draw.randint(0, 3))] for _ in BLOCK_SIZES],
         num_computed_tokens=draw.randint(0, len(prompt) + len(outputs) - 1),
+        params=random_params(draw),
+        stop_token_ids=tuple(draw.sample(range(50), 2)),
+        processors=((draw.randrange(10**9), abs),) if draw.random() < 0.2 else (),
     )
+
+
+def random_params(draw: random.Random) -> dict[str, Any]:
+    """Some sampling parameters beyond the temperature; none in half of the requests."""
+    if draw.random() < 0.5:
+        return {}
+    choices = {
+        "top_k": draw.randint(1, 60),
+        "top_p": draw.randint(1, 100) / 100,
+        "min_p": draw.randint(0, 100) / 100,
+        "repetition_penalty": draw.choice([0.5, 1.5]),
+        "frequency_penalty": draw.choice([-1.0, 0.25]),
+        "presence_penalty": draw.choice([0.5, 2.0]),
+        "logit_bias": {draw.randrange(50): 1.5},
+        "allowed_token_ids": tuple(draw.sample(range(50), 5)),
+        "min_tokens": draw.randint(1, 9),
+        "bad_words": ((draw.randrange(50),), (draw.randrange(50), 3)),
+        "logprobs": draw.choice([-1, 0, 3, 99]),
+    }
+    return {name: value for name, value in choices.items() if draw.random() < 0.4}
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mrv2lab.engine.engine import Engine
+from mrv2lab.runner_v1.cached_request import CachedRequestState
+from mrv2lab.runner_v1.persistent_batch import InputBatch
+from mrv2lab.runner_v1.sampling_rows import ALLOWED
+
+
+def check_sampling(batch: InputBatch, row: int, state: CachedRequestState) -> None:
+    """What ``row`` asks of the sampler is what its request asks."""
+    rows, params = batch.sampling, state.sampling
+    stops = rows.min_tokens.get(row)
+    assert (stops is None) == (not params.min_tokens or not state.stop_token_ids)
+    assert stops is None or (stops.count, stops.stop_token_ids) == (params.min_tokens, state.stop_token_ids)
+    assert rows.bad_words.get(row, ()) == params.bad_words
+    assert rows.logit_bias.get(row, {}) == params.logit_bias
+    assert rows.processors.get(row, ()) == state.processors
+    assert rows.num_logprobs.get(row) == params.logprobs
+    for name, table in rows.tables.items():
+        if name == ALLOWED:
+            allowed = params.allowed_token_ids
+            assert table.np[row].sum() == (0 if allowed is None else batch.vocab_size - len(allowed))
+        elif name != "top_k" or params.top_k:
+            assert table.np[row] == np.float32(getattr(params, name)), f"{state.req_id}: {name} is somebody else's"
 
 
 def check_invariants(engine: Engine) -> None:
@@ -38,7 +61,9 @@ def check_invariants(engine: Engine) -> None:
             assert state.block_ids == [blocks], f"{req_id}: blocks {state.block_ids}, the scheduler's {blocks}"
             count = int(batch.block_table[0].num_blocks_per_row[row])
             assert batch.block_table[0].np[row, :count].tolist() == blocks
+        check_sampling(batch, row, state)
     assert batch.greedy_reqs | batch.random_reqs == set(batch.req_ids)
+    assert (batch.sampling_metadata is not None) == batch.sampling.used
 
     if schedule is not None and schedule.total_num_scheduled_tokens:
         t, r = schedule.total_num_scheduled_tokens, len(schedule.num_scheduled_tokens)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
+
 from mrv2lab.runner_v1.cached_request import CachedRequestState
 from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runner_v1.reorder import reorder_batch
+from mrv2lab.runner_v1.sampling_rows import ALLOWED, PENALTIES, MinTokens
 from tests.runner_v1.batches import BLOCK_SIZES, MAX_LEN, MAX_REQS, make_batch, random_request
 
 OPERATIONS = "nothing add add add back remove remove condense swap split mrv2 token block computed".split()
@@ -23,6 +26,8 @@ class Pair:
         self.evicted: dict[str, CachedRequestState] = {}
         self.requests: dict[str, CachedRequestState] = {}
         self.added = self.removed = self.moved = self.swapped = self.bytes = 0
+        self.row_bytes: dict[str, int] = {}
+        """Of the tables of sampling parameters that somebody has needed so far."""
 
     def do(self, operation: str, seed: int) -> None:
         getattr(self, operation)(random.Random(seed))
@@ -49,6 +54,7 @@ class Pair:
         self.added += 1
         self.rows[row] = request.req_id
         self.requests[request.req_id] = request
+        self.row_bytes |= {name: 50 if name == ALLOWED else 4 for name in tables_of(request)}
         self.live[request.req_id] = {
             "tokens": request.prompt_token_ids + request.output_token_ids,
             "prompt": len(request.prompt_token_ids),
@@ -57,6 +63,7 @@ class Pair:
             "generator": request.generator,
             "outputs": request.output_token_ids,
             "blocks": [list(ids) for ids in request.block_ids],
+            "request": request,
         }
 
     def remove(self, draw: random.Random) -> None:
@@ -82,9 +89,9 @@ class Pair:
                 self.bytes += self._bytes(last)
 
     def _bytes(self, req_id: str) -> int:
-        """The row's int32 and float32: tokens, four scalars, block ids and their number."""
+        """The row's int32 and float32: tokens, four scalars, block ids and their number; and sampling parameters."""
         one = self.live[req_id]
-        return 4 * (len(one["tokens"]) + 4 + sum(len(ids) + 1 for ids in one["blocks"]))
+        return 4 * (len(one["tokens"]) + 4 + sum(len(ids) + 1 for ids in one["blocks"])) + sum(self.row_bytes.values())
 
     def swap(self, draw: random.Random) -> None:
         rows = [row for row, req_id in enumerate(self.rows) if req_id is not None]
@@ -160,9 +167,54 @@ class Pair:
             if one["generator"] is not None:
                 generators[row] = one["generator"]
         assert batch.generators == generators
+        self.check_sampling()
         for g, group in enumerate(tables.groups):
             for row in range(MAX_REQS):
                 owner = self.rows[row] if row < len(self.rows) else None
                 ids = [] if owner is None else self.live[owner]["blocks"][g]
                 assert group.num_blocks_per_row[row] == len(ids), (owner, g)
                 assert group.np[row].tolist() == ids + [0] * (group.max_num_blocks - len(ids)), (owner, g)
+
+    def check_sampling(self) -> None:
+        """What rows ask of the sampler."""
+        rows = self.batch.sampling
+        requests = {row: self.live[req_id]["request"] for row, req_id in enumerate(self.rows) if req_id is not None}
+        assert set(rows.tables) == set(self.row_bytes)
+        for name, users in rows.users.items():
+            assert users == {one.req_id for one in requests.values() if name in tables_of(one)}, name
+        for row, one in requests.items():
+            params = one.sampling
+            scalars = {name: getattr(params, name) for name in tables_of(one) - {ALLOWED}}
+            for name, table in rows.tables.items():
+                value = table.np[row]
+                if name == ALLOWED:
+                    free = [token for token in range(50) if not value[token]]
+                    assert free == sorted(params.allowed_token_ids or range(50)), one.req_id
+                else:
+                    assert value == np.float32(scalars.get(name, OFF[name])), (one.req_id, name)
+        stops = {
+            row: MinTokens(one.sampling.min_tokens, one.stop_token_ids, False)
+            for row, one in requests.items()
+            if one.sampling.min_tokens
+        }
+        assert rows.min_tokens == stops
+        asked = {row: one.sampling.logprobs for row, one in requests.items() if one.sampling.logprobs is not None}
+        assert rows.num_logprobs == {row: 50 if k in (-1, 99) else k for row, k in asked.items()}
+        for mine, name in ((rows.logit_bias, "logit_bias"), (rows.bad_words, "bad_words")):
+            values = {row: getattr(one.sampling, name) for row, one in requests.items()}
+            assert mine == {row: value for row, value in values.items() if value}, name
+        assert rows.processors == {row: one.processors for row, one in requests.items() if one.processors}
+
+
+OFF = {"top_k": 50, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+
+
+def tables_of(request: CachedRequestState) -> set[str]:
+    """The tables in which a request has something to say; whoever has one penalty is in all three."""
+    params = request.sampling
+    names = {name for name in ("top_k", "top_p", "min_p") if getattr(params, name) != OFF[name]}
+    if params.top_k == 0 or params.top_k >= 50:
+        names.discard("top_k")
+    if params.uses_penalties:
+        names.update(PENALTIES)
+    return names | ({ALLOWED} if params.allowed_token_ids is not None else set())

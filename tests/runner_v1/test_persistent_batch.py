@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mrv2lab.runner_v1.persistent_batch import InputBatch
+from mrv2lab.runner_v1.sampling_rows import ALLOWED, PENALTIES
 from tests.runner_v1.batches import MAX_LEN, make_batch, request
 from tests.runner_v1.oracle import OPERATIONS, Pair
 
@@ -117,6 +118,22 @@ def test_tiny_temperatures_are_greedy() -> None:
     assert (batch.greedy_reqs, batch.random_reqs) == ({"a"}, {"b"})
 
 
+def test_tables_of_sampling_parameters_are_made_for_the_first_who_needs_them() -> None:
+    batch = filled("a")
+    assert not batch.sampling.tables and not batch.sampling.used
+    batch.add_request(request("b", params={"top_k": 50, "top_p": 1.0, "logit_bias": {}}))
+    assert not batch.sampling.tables and not batch.sampling.used, "nobody is cut"
+    batch.add_request(request("c", params={"top_k": 3, "presence_penalty": 0.5}))
+    tables = {name: table.np[:3].tolist() for name, table in batch.sampling.tables.items()}
+    ones, zeros = [1, 1, 1], [0, 0, 0]
+    penalties = {"repetition_penalty": ones, "frequency_penalty": zeros, "presence_penalty": [0, 0, 0.5]}
+    assert tables == {"top_k": [50, 50, 3]} | penalties
+    batch.remove_request("c")
+    assert batch.sampling.tables and not batch.sampling.used
+    batch.add_request(request("d"))
+    assert batch.sampling.tables["top_k"].np[:3].tolist() == [50, 50, 50]
+
+
 def test_token_ids_by_position() -> None:
     one = request("a", [5, 6], [7, -1])
     assert [one.get_token_id(i) for i in range(6)] == [5, 6, 7, -1, -1, -1]
@@ -214,6 +231,32 @@ def write_generator(batch: InputBatch, row: int, generator: Any) -> None:
         batch.generators[row] = generator
 
 
+def sampling_map(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """The same for a dictionary by row of the sampling parameters."""
+
+    def write(batch: InputBatch, row: int, value: Any) -> None:
+        by_row = getattr(batch.sampling, name)
+        by_row.pop(row, None)
+        if value is not None:
+            by_row[row] = value
+
+    return (lambda batch, row: getattr(batch.sampling, name).get(row)), write
+
+
+def sampling_table(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """The same for a table of the sampling parameters, which is made when the first request needs it."""
+
+    def read(batch: InputBatch, row: int) -> Any:
+        return batch.sampling.tables[name].np[row].copy() if name in batch.sampling.tables else None
+
+    def write(batch: InputBatch, row: int, value: Any) -> None:
+        if value is not None:
+            batch.sampling.tables[name].np[row] = value
+
+    return read, write
+
+
+SAMPLING_MAPS = ["logit_bias", "min_tokens", "bad_words", "processors", "num_logprobs"]
 FIELDS = {
     "req_ids": array(lambda batch: batch._req_ids),
     "req_output_token_ids": array(lambda batch: batch.req_output_token_ids),
@@ -227,6 +270,8 @@ FIELDS = {
     "block_ids.1": array(lambda batch: batch.block_table[1].np),
     "num_blocks_per_row.0": array(lambda batch: batch.block_table[0].num_blocks_per_row),
     "num_blocks_per_row.1": array(lambda batch: batch.block_table[1].num_blocks_per_row),
+    **{name: sampling_map(name) for name in SAMPLING_MAPS},
+    **{name: sampling_table(name) for name in (ALLOWED, "top_k", "top_p", "min_p", *PENALTIES)},
 }
 """Per-row fields; those by request id follow below."""
 
@@ -302,7 +347,10 @@ def test_a_field_forgotten_in_add_is_caught(monkeypatch: pytest.MonkeyPatch, fie
     assert_caught()
 
 
-@pytest.mark.parametrize("field", ["generators", "greedy_reqs", "random_reqs", "block_ids.0", "req_output_token_ids"])
+LEFT = ["generators", "greedy_reqs", "random_reqs", "block_ids.0", "req_output_token_ids", *SAMPLING_MAPS]
+
+
+@pytest.mark.parametrize("field", LEFT)
 def test_a_field_left_by_remove_is_caught(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     original = InputBatch.remove_request
 

@@ -96,6 +96,7 @@ def test_buffers_are_fixed_and_sized_for_the_largest_step(rt: Runtime) -> None:
         "logits_indices": (10,),  # 4 * (3 + 1) logits rows would need as many tokens
         "expanded_idx_mapping": (10,),
         "expanded_local_pos": (10,),
+        "first_pos": (10,),
         "arange": (5,),
     }
     assert rt.read(buffers.arange).tolist() == [0, 1, 2, 3, 4]

@@ -20,6 +20,7 @@ from mrv2lab.ops.post_update import post_update
 from mrv2lab.ops.slot_mapping import slot_mapping
 from mrv2lab.sample.sampler import Sampler
 from mrv2lab.sample.sampling_state import SamplingState
+from mrv2lab.sample.stage import SampleContext
 from mrv2lab.state.block_tables import BlockTables
 from mrv2lab.state.request_state import RequestState
 from mrv2lab.teach.mutants.mutant import Patch, mutant
@@ -309,12 +310,11 @@ def computed_count_stands_still(patch: Patch) -> None:
     breaks="Noise is drawn for the place in the batch, not for the position in the text: neighbours change the draw.",
 )
 def noise_by_batch_place(patch: Patch) -> None:
-    def sample(
-        original: Any, self: Sampler, out: Any, logits: Any, rows: Any, mapping: Any, positions: Any, indices: Any
-    ) -> None:
+    def sample(original: Any, self: Sampler, out: Any, logits: Any, context: SampleContext) -> Any:
         places = vars(self).get("_places")
         if places is None:
             places = vars(self)["_places"] = self.rt.adopt(torch.arange(65536), "places")
-        original(self, out, logits, rows, mapping, places, indices)
+        batch = dataclasses.replace(context.batch, positions=places)
+        return original(self, out, logits, dataclasses.replace(context, batch=batch))
 
     patch.around(Sampler, "sample", sample)

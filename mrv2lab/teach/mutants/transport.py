@@ -134,12 +134,12 @@ def output_read_before_its_event(patch: Patch) -> None:
     breaks="The copy stream does not wait for the sampler: it copies the tokens that lay in the buffer before.",
 )
 def copy_before_sampling(patch: Patch) -> None:
-    def send(original: Any, self: OutputRing, slot: Any, step: int, req_ids: list[str]) -> Any:
+    def send(original: Any, self: OutputRing, slot: Any, *rest: Any) -> Any:
         ready, slot.ready = slot.ready, self.rt.event("nothing")
         original_record = slot.ready.record
         slot.ready.record = lambda stream: original_record(self.rt.copy)
         try:
-            return original(self, slot, step, req_ids)
+            return original(self, slot, *rest)
         finally:
             slot.ready = ready
 

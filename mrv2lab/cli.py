@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
@@ -34,6 +34,17 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Fixes the draws of every prompt.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
+    top_k: Annotated[int, typer.Option(help="Draw from this many most likely tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that reach this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this fraction as likely as the first.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends it; may be given several times.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities of each token and of this many most likely ones.")
+    ] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The text is JSON that fits this schema: a file, or the schema itself.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this regular expression.")] = None,
     runner: Annotated[str, typer.Option(help="'mrv2' or 'v1'.")] = "mrv2",
     transfer: Annotated[
         str | None,
@@ -46,26 +57,48 @@ def generate(
         from mrv2lab.engine.engine import Engine
     except ImportError as error:
         _fail(f"generating text needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
-    from mrv2lab.protocol import SamplingParams
+    from mrv2lab.protocol import SamplingParams, StructuredOutput
 
     try:
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
+        schema = json_schema if json_schema is None else _text_or_file(json_schema)
+        structured = schema is not None or regex is not None
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop=tuple(stop or ()),
+            logprobs=logprobs,
+            structured_output=StructuredOutput(json_schema=schema, regex=regex) if structured else None,
+        )
         with Engine(model, runner, device=device, transfer=transfer) as engine:  # type: ignore[arg-type]
             outputs = engine.generate(prompt, params)
+        decode = engine.tokenizer.decode if engine.tokenizer is not None else None
     except (ValueError, RuntimeError, OSError, TypeError) as error:
         _fail(error)
     for output in outputs:
         if as_json:
-            line = {
+            line: dict[str, Any] = {
                 "prompt": output.prompt,
                 "token_ids": output.token_ids,
                 "text": output.text,
                 "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
                 "steps": output.steps,
             }
+            if output.logprobs is not None:
+                line["logprobs"] = [
+                    [{"token_id": token, **one._asdict()} for token, one in (row or {}).items()]
+                    for row in output.logprobs
+                ]
             typer.echo(orjson.dumps(line).decode())
-        else:
-            typer.echo(f"{output.prompt}{output.text}")
+            continue
+        typer.echo(f"{output.prompt}{output.text}")
+        if output.logprobs is not None:
+            typer.echo(output.logprobs.to_frame(decode).to_string(index=False, formatters={"text": repr}))
 
 
 @app.command()
@@ -182,6 +215,11 @@ def info(
 
 app.command()(race)
 app.command()(twin)
+
+
+def _text_or_file(given: str) -> str:
+    """``given`` itself if it looks like JSON, else what the file of that name holds."""
+    return given if given.lstrip()[:1] in ("{", "[") else Path(given).read_text(encoding="utf-8")
 
 
 def _plain(text: str) -> Text:

@@ -7,13 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
 from mrv2lab.cli import app
+from mrv2lab.engine.engine import Engine
+from mrv2lab.engine.logprobs import LogprobRows
+from mrv2lab.engine.outputs import RequestOutput
+from mrv2lab.protocol import Logprobs, SamplingParams, StructuredOutput
 
-KEYS = ["prompt", "token_ids", "text", "finish_reason", "steps"]
+KEYS = ["prompt", "token_ids", "text", "finish_reason", "stop_reason", "steps"]
 FACTS = "mrv2lab commit python platform cpus torch_threads torch triton gpu device kernels stream missing".split()
 
 
@@ -89,19 +94,96 @@ def test_a_seed_fixes_the_draws() -> None:
     assert drawn("7") == drawn("7") != drawn("8")
 
 
+def test_a_stop_string_ends_the_text() -> None:
+    shared = ("--prompt", "Once upon a time", "--json", "--max-tokens", "16")
+    whole = json.loads(generate(*shared).stdout)["text"]
+    cut = json.loads(generate(*shared, "--stop", "nowhere", "--stop", whole[9:12]).stdout)
+    assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(whole[9:12])], "stop")
+    assert cut["stop_reason"] == whole[9:12]
+
+
+def options_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> SamplingParams:
+    """What the command asks of the engine."""
+    seen: list[SamplingParams] = []
+
+    def note(self: Engine, prompts: object, params: SamplingParams) -> list[object]:
+        seen.append(params)
+        return []
+
+    monkeypatch.setattr(Engine, "generate", note)
+    result = generate("--prompt", "x", *words)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_every_option_reaches_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1 --logprobs 3 --stop a --stop b --regex [0-9]+"
+    params = options_of(monkeypatch, *words.split())
+    assert params == SamplingParams(
+        temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, logprobs=3, stop=("a", "b"),
+        structured_output=StructuredOutput(regex="[0-9]+"),
+    )  # fmt: skip
+    assert options_of(monkeypatch) == SamplingParams()
+
+
+def test_a_schema_is_text_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    schema = '{"type": "integer"}'
+    (tmp_path / "schema.json").write_text(schema, encoding="utf-8")
+    want = SamplingParams(structured_output=StructuredOutput(json_schema=schema))
+    assert options_of(monkeypatch, "--json-schema", schema) == want
+    assert options_of(monkeypatch, "--json-schema", str(tmp_path / "schema.json")) == want
+
+
+def with_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up answer, so that the command is tested and not the sampler."""
+
+    def answer(self: Engine, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
+        rows = LogprobRows()
+        rows.extend(
+            Logprobs(np.array([[5, 9]], np.int32), np.array([[-1.5, -0.5]], np.float32), np.array([2], np.int32))
+        )
+        return [RequestOutput("r0", prompts[0], [1], [5], "!", "length", logprobs=rows)]
+
+    monkeypatch.setattr(Engine, "generate", answer)
+
+
+def test_logprobs_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_logprobs(monkeypatch)
+    line = json.loads(generate("--prompt", "x", "--logprobs", "1", "--json").stdout)
+    assert list(line) == [*KEYS, "logprobs"]
+    assert line["logprobs"] == [
+        [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 9, "logprob": -0.5, "rank": 1}]
+    ]
+    lines = generate("--prompt", "x", "--logprobs", "1").stdout.splitlines()
+    assert lines[0] == "x!" and lines[1].split() == ["position", "token_id", "logprob", "rank", "chosen", "text"]
+    assert lines[2].split()[:5] == ["0", "5", "-1.5", "2", "True"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     {
         "no text": (["--prompt", ""], ["the prompt is empty"]),
         "no text among others": (["--prompt", "One day", "--prompt", ""], ["the prompt is empty"]),
-        "not a number": (["--prompt", "x", "--temperature", "nan"], ["temperature must be finite and >= 0, got nan"]),
-        "negative": (["--prompt", "x", "--temperature", "-1"], ["temperature must be finite and >= 0, got -1.0"]),
+        "not a number": (
+            ["--prompt", "x", "--temperature", "nan"],
+            [">= 0 and finite, as float32, got nan"],
+        ),
+        "negative": (
+            ["--prompt", "x", "--temperature", "-1"],
+            [">= 0 and finite, as float32, got -1.0"],
+        ),
         "no tokens": (["--prompt", "x", "--max-tokens", "0"], ["max_tokens must be an integer >= 1, got 0"]),
         "too many tokens": (["--prompt", "x", "--max-tokens", "99999"], ["exceeds max_model_len 1024"]),
         "seed": (["--prompt", "x", "--seed", str(2**64)], ["64-bit integer", str(2**64)]),
         "model": (["--prompt", "x", "--model", "huge"], ["no model 'huge'", "tiny, tiny-draft, smollm2"]),
         "device": (["--prompt", "x", "--device", "tpu"], ["device 'tpu' is unknown; use 'auto', 'cpu', 'cuda'"]),
         "transfer": (["--prompt", "x", "--transfer", "fast"], ["transfer", "'pinned_copy', 'uva_pool'", "got 'fast'"]),
+        "top_k": (["--prompt", "x", "--top-k", "-1"], ["top_k must be an integer >= 0, got -1"]),
+        "top_p": (["--prompt", "x", "--top-p", "0"], ["top_p must be > 0 and <= 1, got 0.0"]),
+        "logprobs": (["--prompt", "x", "--logprobs", "21"], ["logprobs must be at most max_logprobs = 20, got 21"]),
+        "two forms": (["--prompt", "x", "--regex", "a", "--json-schema", "{}"], ["one of json_schema, regex, choice"]),
+        "no schema": (["--prompt", "x", "--json-schema", "nowhere.json"], ["No such file", "nowhere.json"]),
+        "schema no JSON": (["--prompt", "x", "--json-schema", "{a}"], ["json_schema is no JSON"]),
         "runner": (["--prompt", "x", "--runner", "v3"], ["runner must be one of"]),
         "not unicode": (["--prompt", "x\udcff"], ["not valid Unicode"]),
     }.values(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,21 @@ from tqdm.auto import tqdm
 from mrv2lab.config import DType, EngineConfig, ModelConfig, RunnerName, TransferName
 from mrv2lab.engine.async_scheduler import AsyncScheduler
 from mrv2lab.engine.core import EngineCore
+from mrv2lab.engine.grammar import Grammars
 from mrv2lab.engine.options import split_options, threads_for
+from mrv2lab.engine.output_processor import OutputProcessor
 from mrv2lab.engine.outputs import RequestOutput, RunReport
 from mrv2lab.engine.projections import V1Projection, project_mrv2
-from mrv2lab.engine.prompt import Prompt, as_prompts, token_ids_of
-from mrv2lab.engine.records import RequestUpdate
-from mrv2lab.engine.request import Request
+from mrv2lab.engine.prompt import Prompt, as_prompts
 from mrv2lab.engine.rows import rows_of
 from mrv2lab.engine.scheduler import Scheduler
+from mrv2lab.engine.submit import Intake
+from mrv2lab.engine.text import TextStream
 from mrv2lab.engine.worker import Worker
 from mrv2lab.engine.workload import Workload
 from mrv2lab.model.load import load_model
-from mrv2lab.model.tokenizer import StreamDecoder
 from mrv2lab.observer import NULL_OBSERVER, Observer
-from mrv2lab.protocol import SamplingParams
+from mrv2lab.protocol import LogitsProcessor, SamplingParams
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime import make_runtime
 from mrv2lab.runtime.cpu import CpuRuntime
@@ -51,7 +51,9 @@ class Engine:
     keywords are fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
     ``max_num_reqs=8``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none; under V1, which has none
     for each, it seeds the generator that they share.
-    Outputs of the latest ``keep_finished`` finished requests stay in ``requests``.
+    Outputs of the latest ``keep_finished`` finished requests stay in ``requests``. ``logits_processors`` are stages of
+    one's own (``protocol.LogitsProcessor``). A request may ask for ``max_logprobs`` log-probabilities a token at most
+    (-1 = no limit).
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
     """
@@ -66,6 +68,8 @@ class Engine:
         transfer: TransferName | None = None,
         seed: int | None = 0,
         keep_finished: int = 4096,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        max_logprobs: int = 20,
         observer: Observer = NULL_OBSERVER,
         **options: Any,
     ) -> None:
@@ -87,6 +91,7 @@ class Engine:
                 scheduler = dataclasses.replace(scheduler, max_model_len=limit)
             self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
             self.tokenizer = loaded.tokenizer
+            self.intake = Intake(loaded.config, max_logprobs, logits_processors)
             if isinstance(self.rt, CpuRuntime):
                 self.rt.threads = threads_for(runner_config, loaded.weights)
             self.worker = Worker(self.config, self.rt, loaded.weights)
@@ -96,11 +101,8 @@ class Engine:
         self._rng = np.random.default_rng(seed)
         if isinstance(self.worker.runner, ModelRunnerV1):
             self.worker.runner.sampler.seed(int(np.random.default_rng(seed).integers(2**63 - 1)))
-        self.requests: dict[str, RequestOutput] = {}
-        """Unfinished requests and the latest finished ones, by id."""
+        self.output_processor = OutputProcessor(keep_finished)
         self._next_number = 0
-        self._keep_finished = keep_finished
-        self._finished: deque[str] = deque()
         self._start()
 
     def _start(self) -> None:
@@ -109,11 +111,15 @@ class Engine:
         depth = self.config.scheduler.max_concurrent_steps
         is_v1 = self.config.runner.runner == "v1"
         project = V1Projection(self.scheduler.requests) if is_v1 else project_mrv2
-        self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth, project)
+        self.grammars = Grammars(self.config.model.vocab_size, self.config.spec.num_speculative_tokens, depth)
+        self.core = EngineCore(self.scheduler, self.worker, self.rt.observer, depth, project, self.grammars)
         self.num_steps = 0
         self._broken: BaseException | None = None
-        self._decoders: dict[str, StreamDecoder] = {}
-        self._started_at: dict[str, int] = {}
+
+    @property
+    def requests(self) -> dict[str, RequestOutput]:
+        """Unfinished requests and the latest finished ones, by id."""
+        return self.output_processor.requests
 
     @property
     def observer(self) -> Observer:
@@ -138,59 +144,27 @@ class Engine:
         """Queue one request; returns its id. Nothing runs until :meth:`step`.
 
         Raises ``ValueError`` for an empty prompt, a token id outside the vocabulary, prompt + max_tokens over
-        max_model_len, the id of an unfinished request, or a request that could never fit the KV pool; other requests
-        are unharmed.
+        max_model_len, the id of an unfinished request, a request that could never fit the KV pool, a grammar that is
+        invalid or allows nothing, and wishes that contradict each other; other requests are unharmed.
         """
         self._refuse_if_broken()
         params = params if params is not None else SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"params must be SamplingParams or None, got {params!r}")
-        token_ids, text = self._encode(prompt)
+        token_ids, text = self.intake.tokens(prompt, self.tokenizer)
         request_id = request_id if request_id is not None else self._next_id()
-        if not isinstance(request_id, str):  # ids of two types could not be sorted in the middle of a step
-            raise ValueError(f"a request id is a string, got {request_id!r}")
-        if not request_id:
-            raise ValueError("a request id has at least one character; leave it out and the engine makes one")
-        if any("\ud800" <= letter <= "\udfff" for letter in request_id):  # no file and no page could hold it
-            raise ValueError(f"request id {request_id!r} holds half of a surrogate pair; give one of whole characters")
-        if not isinstance(priority, (int, np.integer)):
-            raise ValueError(f"priority must be an integer (lower goes first), got {priority!r}")
-        vocab = self.config.model.vocab_size
-        for token in (*params.stop_token_ids, min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token < vocab:
-                raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")
+        request, matcher = self.intake.request(request_id, token_ids, params, self.tokenizer, priority)
         earlier = self.requests.get(request_id)
         if earlier is not None and not earlier.finished:
             raise ValueError(f"request id {request_id!r} is in use; give another one, or none, or abort it first")
-        request = Request(
-            request_id,
-            token_ids,
-            params,
-            eos_token_ids=self.config.model.eos_token_ids,
-            arrival_time=time.monotonic(),
-            priority=priority,
-        )
         self.scheduler.add_request(request)
         # Drawn for every accepted request and for no refused one, so that others' draws depend on neither.
         seed = int(self._rng.integers(-(2**63), 2**63 - 1))
         if not request.seed_given:
             request.seed = seed
-        if earlier is not None:
-            self._finished.remove(request_id)
-        self._started_at[request_id] = self.num_steps
-        self.requests[request_id] = RequestOutput(request_id, text, token_ids)
-        if self.tokenizer is not None:
-            self._decoders[request_id] = self.tokenizer.stream()
+        if matcher is not None:
+            self.grammars.add(request, matcher)
+        stream = TextStream(self.tokenizer.stream(), params) if self.tokenizer is not None else None
+        self.output_processor.add(RequestOutput(request_id, text, token_ids), params, stream, self.num_steps)
         return request_id
-
-    def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("this model has no tokenizer: give the prompt as token ids")
-            if not prompt:  # though a tokenizer may put a token before it
-                raise ValueError("the prompt is empty; give some text, or token ids")
-            return self.tokenizer.encode(prompt), prompt
-        return token_ids_of(prompt), None
 
     def _next_id(self) -> str:
         while f"r{self._next_number}" in self.requests:
@@ -204,8 +178,7 @@ class Engine:
         if output is None or output.finished:
             why = "was never submitted" if output is None else f"finished already ({output.finish_reason})"
             raise UnknownRequest(f"cannot abort {request_id!r}: it {why}")
-        self._apply(self.scheduler.abort(request_id))
-        return output
+        return self.output_processor.end(self.scheduler.abort(request_id), self.num_steps)
 
     def output(self, request_id: str) -> RequestOutput:
         """The request's outcome so far. Raises ``UnknownRequest``."""
@@ -225,7 +198,11 @@ class Engine:
         try:
             updates = self.core.step()
             self.num_steps += 1
-            return [self._apply(update) for update in updates]
+            outputs = list(self.output_processor.step(updates, self.core.last_output, self.num_steps))
+            for update, output in zip(updates, outputs, strict=True):
+                if output.finished and update.finish_reason is None:  # by a stop string, which only the text shows
+                    self.scheduler.finish(output.request_id, "stop")
+            return outputs
         except BaseException as error:  # an interrupt too: host, device and outputs are out of step
             self._broken = error
             raise
@@ -241,29 +218,6 @@ class Engine:
                 f"a step broke off with {type(self._broken).__name__}; engine.reset() drops the unfinished requests "
                 "and makes the engine usable again"
             ) from self._broken
-
-    def _apply(self, update: RequestUpdate) -> RequestOutput:
-        output = self.requests[update.req_id]
-        output.new_token_ids = update.new_token_ids
-        output.token_ids += update.new_token_ids
-        output.finish_reason = update.finish_reason
-        decoder = self._decoders.get(update.req_id)
-        output.new_text = ""
-        if decoder is not None:
-            output.new_text = decoder.add(update.new_token_ids) + (decoder.flush() if output.finished else "")
-            output.text += output.new_text
-        output.steps = self.num_steps - self._started_at[update.req_id]
-        if output.finished:
-            self._decoders.pop(update.req_id, None)
-            del self._started_at[update.req_id]
-            self._retire(update.req_id)
-        return output
-
-    def _retire(self, request_id: str) -> None:
-        """A finished output stays as long as it is among the latest ``keep_finished``."""
-        self._finished.append(request_id)
-        if len(self._finished) > self._keep_finished:
-            del self.requests[self._finished.popleft()]
 
     def has_work(self) -> bool:
         """Whether another :meth:`step` would do anything."""
@@ -363,10 +317,7 @@ class Engine:
         the reason ``"abort"``. After a fatal CUDA error only a new process helps.
         """
         self._refuse_if_closed()
-        for output in list(self.requests.values()):
-            if not output.finished:
-                output.finish_reason = "abort"
-                self._retire(output.request_id)
+        self.output_processor.drop_unfinished()
         self.worker.reset()
         self._start()
 

@@ -64,9 +64,10 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> PrefixHit:
         """The longest run of cached full blocks from the start of ``request``; changes nothing.
 
-        At most ``num_tokens - 1`` tokens: one must be computed, or there would be no logits to sample from.
+        At most ``num_tokens - 1`` tokens: one must be computed, or there would be no logits to sample from. None of a
+        request whose prompt's log-probabilities are still owed.
         """
-        if not self.caching:
+        if not self.caching or request.needs_whole_prompt:
             return self._no_hit
         hits: tuple[list[Block], ...] = tuple([] for _ in range(self.num_groups))
         limit = (request.num_tokens - 1) // self.block_size

@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from mrv2lab.engine.logprobs import LogprobRows
 from mrv2lab.engine.records import SchedulerStats
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request's outcome. ``new_token_ids`` and ``new_text`` are what the last step added (for streaming)."""
+    """One request's outcome. ``new_token_ids`` and ``new_text`` are what the last step added (for streaming).
+
+    Text that may still turn out to be the beginning of a stop string, or that lacks the last byte of a character, is
+    not in it yet.
+    """
 
     request_id: str
     prompt: str | None
@@ -19,10 +24,21 @@ class RequestOutput:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    """``"stop"``, ``"length"``, ``"abort"``, ``"error"``; None while it runs."""
     new_token_ids: list[int] = field(default_factory=list)
     new_text: str = ""
     steps: int = 0
     """Engine steps between submission and end."""
+    stop_reason: str | int | None = None
+    """The stop string, or the token id (EOS too), that ended it."""
+    error: str = ""
+    """Why it ended, where the reason is ``"error"``: a custom processor that raised, say. Nobody else is harmed."""
+    logprobs: LogprobRows | None = None
+    """One entry a token of ``token_ids``, where ``SamplingParams.logprobs`` asked for them."""
+    prompt_logprobs: LogprobRows | None = None
+    """One entry a token of the prompt (None for the first), once the prompt is computed and if they were asked for."""
+    num_nans: int = 0
+    """NaN logits in its rows, all steps together; each counted as minus infinity."""
 
     @property
     def finished(self) -> bool:

@@ -10,7 +10,8 @@ from mrv2lab.protocol import BlockIds, RequestData
 
 
 class RequestUpdate(NamedTuple):
-    """What a step did for one request: its new tokens (the stop token included) and why it ended, if it did.
+    """What a step did for one request: its new tokens (the stop token included) and why it ended, if it did; for
+    ``"error"`` the runner's output says more.
 
     A named tuple, since a frozen dataclass costs three times as much to build and this is made per request and step.
     """

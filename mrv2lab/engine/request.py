@@ -18,9 +18,9 @@ from enum import IntEnum
 from typing import Literal
 
 from mrv2lab.engine.block_pool import NONE_HASH, hash_block
-from mrv2lab.protocol import SamplingParams
+from mrv2lab.protocol import LogitsFunction, SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class RequestStatus(IntEnum):
@@ -32,6 +32,7 @@ class RequestStatus(IntEnum):
     FINISHED_STOPPED = 3
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
 
     @property
     def finished(self) -> bool:
@@ -43,6 +44,7 @@ FINISHED: dict[FinishReason, RequestStatus] = {
     "stop": RequestStatus.FINISHED_STOPPED,
     "length": RequestStatus.FINISHED_LENGTH,
     "abort": RequestStatus.FINISHED_ABORTED,
+    "error": RequestStatus.FINISHED_ERROR,
 }
 
 
@@ -51,7 +53,7 @@ class Request:
 
     ``seed`` is the one the engine drew; a seed in ``sampling`` goes before it, and ``seed_given`` says which it was.
     A lower ``priority`` goes first. A token of ``eos_token_ids`` (unless ``sampling.ignore_eos``) or of
-    ``sampling.stop_token_ids`` ends the request and is part of its output.
+    ``sampling.stop_token_ids`` ends the request and is part of its output. ``processors`` are its custom stages.
 
     Raises ``ValueError`` for an empty prompt or a negative token id (a vocabulary is the engine's to check).
     """
@@ -75,6 +77,7 @@ class Request:
         "num_stale_output_tokens",
         "num_tokens",
         "priority",
+        "processors",
         "req_id",
         "sampling",
         "seed",
@@ -94,6 +97,7 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         arrival_time: float = 0.0,
         priority: int = 0,
+        processors: tuple[LogitsFunction, ...] = (),
     ) -> None:
         if not len(prompt_token_ids):
             raise ValueError(f"request {req_id!r}: the prompt is empty; it needs at least one token")
@@ -108,6 +112,7 @@ class Request:
             self.stop_set |= frozenset(eos_token_ids)
         self.arrival_time = arrival_time
         self.priority = priority
+        self.processors = processors
         # Set by the scheduler: breaks ties between equal arrival times.
         self.arrival_order = 0
 
@@ -160,6 +165,11 @@ class Request:
     def finished(self) -> bool:
         """Whether the request is over."""
         return self.finish_reason is not None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every token of the prompt must be computed, cached or not: its log-probabilities are still owed."""
+        return self.sampling.prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
 
     def append_output(self, token: int) -> FinishReason | None:
         """Append one sampled token; the reason if it is the last one. A stop token wins over the length."""

@@ -9,20 +9,18 @@ Counterpart in vLLM: ``v1/core/sched/scheduler.py``, Scheduler (schedule, update
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
 
-from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
-from mrv2lab.engine.kv_manager import KVCacheManager
-from mrv2lab.engine.records import Decision, RequestUpdate, SchedulerStats, StepDraft
-from mrv2lab.engine.request import FinishReason, Request, RequestStatus
-from mrv2lab.engine.request_queue import make_queue, priority_key
+from mrv2lab.engine.lifecycle import RequestLifecycle
+from mrv2lab.engine.records import RequestUpdate, StepDraft
+from mrv2lab.engine.request import Request, RequestStatus
+from mrv2lab.engine.request_queue import priority_key
 from mrv2lab.protocol import BlockIds, ContinuedData, ModelRunnerOutput, RequestData, SchedulerOutput
 
 
-class Scheduler:
+class Scheduler(RequestLifecycle):
     """The synchronous scheduler: a step's tokens are known before the next schedule.
 
     Requests are admitted first come, first served, or by priority (never by preempting a running one); a dry pool
@@ -30,107 +28,12 @@ class Scheduler:
     in the steady decode are plain: no call per request but the hooks of :class:`AsyncScheduler` and ``append_output``.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, cache: CacheConfig, spec: SpecConfig | None = None, num_groups: int = 1
-    ) -> None:
-        self.config = config
-        self.num_spec = (spec or SpecConfig()).num_speculative_tokens
-        self.kv = KVCacheManager(cache, config.max_model_len, num_groups)
-        self.requests: dict[str, Request] = {}
-        self.waiting = make_queue(config.policy)
-        self.running: list[Request] = []
-        self.stats = SchedulerStats()
-        self.decisions: list[Decision] = []
-        """Why the last ``schedule()`` did what it did; empty in a steady state."""
-        self.step = 0
-        self._arrivals = 0
-        # Both are handed over to the next output and re-bound, never cleared: the output owns them from then on.
-        self._finished: set[str] = set()
-        self._preempted: set[str] = set()
-        # (step, its requests in the order of num_scheduled_tokens). Objects, not ids: an id may finish and be
-        # submitted again while a step of its first life is in flight.
-        self._in_flight: deque[tuple[int, list[Request]]] = deque()
-
-    # -- requests come and go ------------------------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        """Let ``request`` wait for its turn.
-
-        Raises ``ValueError`` for an id in use, for prompt + max_tokens over max_model_len, and for a request that the
-        KV pool could never hold.
-        """
-        req_id, total = request.req_id, request.max_total_tokens
-        if req_id in self.requests:
-            raise ValueError(f"request id {req_id!r} is in use; ids may be used again once they finished")
-        if total > self.config.max_model_len:
-            raise ValueError(
-                f"request {req_id!r}: prompt of {request.num_prompt_tokens} + max_tokens "
-                f"{request.sampling.max_tokens} = {total} exceeds max_model_len {self.config.max_model_len}; "
-                "shorten the prompt, lower max_tokens or raise max_model_len"
-            )
-        # The last token is never computed. Drafts: those optimistically in flight, those to verify, and lookahead.
-        most = min(total - 1 + self.num_spec * (1 + self.config.max_concurrent_steps), self.config.max_model_len)
-        if not self.kv.can_ever_fit(most):
-            raise ValueError(
-                f"request {req_id!r} may need {most} KV slots, the pool has "
-                f"{self.kv.pool.num_usable // self.kv.num_groups * self.kv.block_size}; "
-                "lower max_tokens or raise CacheConfig.num_blocks"
-            )
-        request.arrival_order = self._arrivals
-        self._arrivals += 1
-        self.requests[req_id] = request
-        self.waiting.add(request)
-
-    def abort(self, req_id: str) -> RequestUpdate:
-        """End a request in any state; output of it that is in flight will be ignored.
-
-        Raises ``ValueError`` for an id that is unknown or finished already.
-        """
-        request = self.requests.get(req_id)
-        if request is None:
-            raise ValueError(f"cannot abort {req_id!r}: no unfinished request has this id")
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        self._finish(request, "abort")
-        return RequestUpdate(req_id, [], "abort")
-
-    def preempt(self, req_id: str) -> None:
-        """Take a running request's blocks away now, as a dry pool would: for lessons and tests.
-
-        Raises ``ValueError`` if it is not running.
-        """
-        request = self.requests.get(req_id)
-        if request is None or request.status is not RequestStatus.RUNNING:
-            raise ValueError(f"cannot preempt {req_id!r}: it is not running")
-        self.running.remove(request)
-        self._preempt(request)
-
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget all cached KV. False, and nothing forgotten, while requests hold blocks, unless they are preempted."""
-        if preempt_running:
-            while self.running:
-                self._preempt(self.running.pop())
-        return self.kv.reset_prefix_cache()
-
     def update_draft_token_ids(self, drafts: Mapping[str, list[int]]) -> None:
         """Synchronous loop: what the drafter proposed after the last step, to be verified in the next."""
         for req_id, tokens in drafts.items():
             request = self.requests.get(req_id)
             if request is not None and request.status is RequestStatus.RUNNING:
                 request.spec_token_ids = [] if request.is_prefill_chunk else tokens[: self.num_spec]
-
-    def has_unfinished(self) -> bool:
-        """Whether any request waits, runs or is preempted."""
-        return bool(self.requests)
-
-    def has_work(self) -> bool:
-        """Whether ``schedule()`` has something to say: requests, or ends that the runner must still hear of."""
-        return bool(self.requests or self._finished or self._preempted)
-
-    @property
-    def num_steps_in_flight(self) -> int:
-        """Schedules whose output was not processed yet."""
-        return len(self._in_flight)
 
     # -- schedule ------------------------------------------------------------------------------------------------------
 
@@ -275,6 +178,8 @@ class Scheduler:
             seed_given=request.seed_given,
             block_ids=self.kv.block_ids(request),
             num_computed_tokens=request.num_computed_tokens,
+            stop_token_ids=tuple(sorted(request.stop_set)),
+            processors=request.processors,
         )
 
     def _chunk_cap(self) -> int:
@@ -298,7 +203,7 @@ class Scheduler:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> list[RequestUpdate]:
-        """Settle the oldest step in flight; what it did, for each request that got tokens.
+        """Settle the oldest step in flight; what it did, for each request that got tokens, or that failed in it.
 
         Raises ``ValueError`` if the two belong to another step, or if the runner's requests are not the step's.
         """
@@ -315,6 +220,7 @@ class Scheduler:
                 f"step {scheduler_output.step}: the runner's requests differ from the scheduled ones in "
                 f"{sorted(sampled.keys() ^ num_scheduled.keys())}"
             )
+        errors = model_runner_output.errors
         updates: list[RequestUpdate] = []
         any_finished = False
         for request, n in zip(self._in_flight.popleft()[1], num_scheduled.values(), strict=True):
@@ -323,6 +229,11 @@ class Scheduler:
             request.num_in_flight_tokens -= n
             if request.finish_reason is not None:
                 self.stats.wasted_rows += bool(tokens)
+                continue
+            if errors and req_id in errors:
+                any_finished = True
+                self._finish(request, "error")
+                updates.append(RequestUpdate(req_id, [], "error"))
                 continue
             stale = request.num_stale_output_tokens
             if stale:
@@ -361,29 +272,6 @@ class Scheduler:
 
     def _on_output(self, request: Request, num_tokens: int) -> None:
         """``num_tokens`` tokens of a step that still counts came back, before they are appended."""
-
-    # -- ends ----------------------------------------------------------------------------------------------------------
-
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        """Everything but the place in ``running``."""
-        if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-            self.waiting.remove(request)
-        request.finish(reason)
-        self.kv.free(request)
-        del self.requests[request.req_id]
-        self._finished.add(request.req_id)
-
-    def _preempt(self, request: Request) -> None:
-        """Everything but the place in ``running``."""
-        # A victim that had a place in this step published blocks which nobody will write now.
-        self.kv.free(request, num_valid_tokens=request.num_computed_tokens)
-        request.preempted()
-        self.stats.num_preemptions += 1
-        self._preempted.add(request.req_id)
-        self.waiting.requeue(request)
-
-    def _decide(self, kind: str, request: Request, needed: int, free: int) -> None:
-        self.decisions.append(Decision(kind, request.req_id, needed, free))
 
     def _explain_wait(self, request: Request, num_tokens: int, num_hits: int) -> None:
         hit = self.kv.get_computed_blocks(request)

@@ -12,7 +12,7 @@ import torch
 from mrv2lab.attention import make_attention_builder
 from mrv2lab.config import EngineConfig
 from mrv2lab.model.decoder import Decoder
-from mrv2lab.protocol import AsyncModelRunnerOutput
+from mrv2lab.protocol import AsyncModelRunnerOutput, GrammarOutput
 from mrv2lab.runner import ModelRunner
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime.base import Runtime
@@ -50,10 +50,11 @@ class Worker:
             launched: bool = self.runner.execute_model(output)
             return launched
 
-    def sample_tokens(self) -> AsyncModelRunnerOutput:
-        """Queue sampling; returns the output on its way."""
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
+        """Queue sampling, of structured requests behind their masks; returns the output on its way."""
+        masks = () if grammar is None else (grammar,)
         with torch.inference_mode(), self.rt.active():
-            output: AsyncModelRunnerOutput = self.runner.sample_tokens()
+            output: AsyncModelRunnerOutput = self.runner.sample_tokens(*masks)
             return output
 
     def reset(self) -> None:

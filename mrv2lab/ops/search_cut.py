@@ -140,6 +140,7 @@ def search_cut_kernel(
     groups,
     CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
+    COLLECT: tl.constexpr,
     GROUP: tl.constexpr,
     DONE: tl.constexpr,
     NARROW: tl.constexpr,
@@ -160,10 +161,10 @@ def search_cut_kernel(
     decided = state == NARROW
     if state == NARROW:
         found = 0
-        for first in range(0, vocab, BLOCK):
-            lane = first + tl.arange(0, BLOCK)
-            _, logit = load_block(base, group_max + i * groups, first // BLOCK, lower, vocab, groups, GROUP, BLOCK)
-            logit = tl.reshape(logit, [BLOCK])
+        for first in range(0, vocab, COLLECT):
+            lane = first + tl.arange(0, COLLECT)
+            _, logit = load_block(base, group_max + i * groups, first // COLLECT, lower, vocab, groups, GROUP, COLLECT)
+            logit = tl.reshape(logit, [COLLECT])
             hit = (logit >= lower) & (logit < upper)
             slot = found + tl.cumsum(hit.to(tl.int32), axis=0) - 1
             tl.store(candidates + i * CANDIDATES + slot, lane, mask=hit & (slot < CANDIDATES))
@@ -230,6 +231,6 @@ def search_cut(
     if n:
         kernel[(n,)](
             cut_value, cut_id, status, bounds, candidates, logits, logits.stride(0), logits_rows, idx_mapping,
-            group_max, top_k, top_p, logits.shape[1], groups, CANDIDATES=candidates.shape[1], BLOCK=BLOCK, GROUP=GROUP,
+            group_max, top_k, top_p, logits.shape[1], groups, CANDIDATES=candidates.shape[1], BLOCK=BLOCK, COLLECT=4 * BLOCK, GROUP=GROUP,
             DONE=DONE, NARROW=NARROW, num_warps=8,
         )  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 
 from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
 from mrv2lab.engine.async_scheduler import AsyncScheduler
+from mrv2lab.engine.records import Decision
 from mrv2lab.engine.request import Request
-from mrv2lab.engine.scheduler import Decision
 from mrv2lab.protocol import ModelRunnerOutput, SchedulerOutput
 from tests.engine.harness import Loop, expected_output, make_request
 

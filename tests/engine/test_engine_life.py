@@ -22,7 +22,7 @@ def test_the_id_of_a_finished_request_may_be_used_again() -> None:
             while not engine.output("again").finished:
                 engine.step()
             assert engine.output("again").token_ids == want
-        assert list(engine._finished).count("again") == 1
+        assert list(engine.output_processor._finished).count("again") == 1
         engine.generate([[4], [5]], sampled(2))
         assert "again" not in engine.requests
 

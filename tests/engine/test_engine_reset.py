@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ import pytest
 import mrv2lab.runner.model_runner as model_runner
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.scheduler import Scheduler
+from mrv2lab.engine.text import TextStream
 from mrv2lab.model.decoder import Decoder
+from mrv2lab.protocol import SamplingParams
 from mrv2lab.runner.async_output import AsyncOutput, OutputRing
 from mrv2lab.runtime import DeviceError
 from mrv2lab.sample.sampler import Sampler
@@ -161,7 +163,7 @@ class _Interrupted:
     def __init__(self) -> None:
         self.left = 2
 
-    def add(self, token_ids: list[int]) -> str:
+    def add(self, token_ids: Sequence[int], /) -> str:
         self.left -= len(token_ids)
         if self.left < 0:
             raise KeyboardInterrupt
@@ -175,7 +177,7 @@ def test_an_interrupt_while_tokens_become_text(expected: list[list[int]]) -> Non
     """The step's other requests have lost a token by then: nobody may go on as if nothing had happened."""
     with small_engine() as engine:
         begin(engine, 3)
-        engine._decoders["r0"] = _Interrupted()  # type: ignore[assignment]
+        engine.output_processor.texts["r0"] = TextStream(_Interrupted(), SamplingParams())
         with pytest.raises(KeyboardInterrupt):
             run_on(engine)
         refused(engine, "KeyboardInterrupt")

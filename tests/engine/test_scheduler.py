@@ -8,8 +8,9 @@ import pytest
 from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
 from mrv2lab.engine.kv_manager import KVCacheManager
 from mrv2lab.engine.projections import project_mrv2
+from mrv2lab.engine.records import Decision, RequestUpdate
 from mrv2lab.engine.request import RequestStatus
-from mrv2lab.engine.scheduler import Decision, RequestUpdate, Scheduler
+from mrv2lab.engine.scheduler import Scheduler
 from mrv2lab.protocol import ModelRunnerOutput, SchedulerOutput
 from tests.engine.harness import Loop, expected_output, make_request, statuses
 

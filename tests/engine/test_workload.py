@@ -88,7 +88,7 @@ def test_a_csv_that_is_no_utf8(tmp_path: Path) -> None:
         ("prompt_len\n2.5\n", "line 2: prompt_len must be an integer, got '2.5'"),
         ("prompt_len,max_tokens\n3,0\n", "line 2: max_tokens must be >= 1, got 0"),
         ("prompt_len,temperature\n3,hot\n", "line 2: temperature must be a number >= 0, got 'hot'"),
-        ("prompt_len,temperature\n3,nan\n", "line 2: temperature must be finite and >= 0, got nan"),
+        ("prompt_len,temperature\n3,nan\n", "line 2: temperature must be >= 0 and finite, as float32, got nan"),
         ("prompt_len,seed\n3,9223372036854775808\n", "line 2: seed must be None or a 64-bit integer"),
         ("prompt_len,ignore_eos\n3,perhaps\n", "line 2: ignore_eos must be one of 1, true, yes, .* got 'perhaps'"),
         ("prompt_len,priority\n3,high\n", "line 2: priority must be an integer, got 'high'"),

@@ -184,7 +184,8 @@ def search_cut_kernel(
             kept = (keys > q) | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= need))
             least = tl.min(tl.where(kept, x, upper), axis=0)
             tl.store(cut_value + i, least)
-            tl.store(cut_id + i, tl.max(tl.where(kept & (x == least), token, -1), axis=0))
+            last = tl.max(tl.where(kept & (x == least), token, -1), axis=0)
+            tl.store(cut_id + i, tl.where(found > 0, last, vocab))
 
     if decided == 0:
         lowest = tl.full([], 0x00800000, tl.int64)  # the least finite logit's key; -inf is below
@@ -231,6 +232,6 @@ def search_cut(
     if n:
         kernel[(n,)](
             cut_value, cut_id, status, bounds, candidates, logits, logits.stride(0), logits_rows, idx_mapping,
-            group_max, top_k, top_p, logits.shape[1], groups, CANDIDATES=candidates.shape[1], BLOCK=BLOCK, COLLECT=4 * BLOCK, GROUP=GROUP,
-            DONE=DONE, NARROW=NARROW, num_warps=8,
+            group_max, top_k, top_p, logits.shape[1], groups, CANDIDATES=candidates.shape[1], BLOCK=BLOCK,
+            COLLECT=2 * BLOCK, GROUP=GROUP, DONE=DONE, NARROW=NARROW, num_warps=8,
         )  # fmt: skip

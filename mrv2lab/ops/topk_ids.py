@@ -128,10 +128,11 @@ def topk_ids_kernel(
 @op(spec=topk_ids_spec, kernel=topk_ids_kernel, writes=("ids", "listed", "candidates"), numpy=False)
 def topk_ids(kernel, ids, listed, candidates, logits, logits_rows, tokens, tops, group_max, cut_value, cut_id):
     (n, columns), groups = ids.shape, group_max.shape[1]
+    most = max(candidates.shape[1], next_power_of_2(columns))  # not the step's columns: it would compile anew
     if n:
         kernel[(n,)](
             ids, ids.stride(0), columns, listed, candidates, logits, logits.stride(0), logits_rows, tokens, tops,
             group_max, cut_value, cut_id, logits.shape[1], groups, GROUPS=next_power_of_2(groups),
-            LISTED=listed.shape[1], CANDIDATES=candidates.shape[1],
-            COLUMNS=max(candidates.shape[1], next_power_of_2(columns)), GROUP=GROUP, ROWS=BLOCK // (2 * GROUP), CHUNK=16, num_warps=4,
+            LISTED=listed.shape[1], CANDIDATES=candidates.shape[1], COLUMNS=most, GROUP=GROUP,
+            ROWS=BLOCK // (2 * GROUP), CHUNK=max(2048 // most, 1), num_warps=4,
         )  # fmt: skip

@@ -82,6 +82,9 @@ class Sampler:
         # [n, blocks]: the best score of each block of the vocabulary, and its token
         self._local_max = rt.zeros((max_num_logits, blocks), torch.float32, name="local_max")
         self._local_arg = rt.zeros((max_num_logits, blocks), torch.int32, name="local_arg")
+        self.processed: torch.Tensor | None = None
+        """[n, V]: what the latest step chose from, and whether it is divided by the temperatures; for observers."""
+        self.scaled = False
 
     def add_request(self, row: int, request: RequestData) -> None:
         """Overwrite ``row`` in every stage."""
@@ -100,6 +103,7 @@ class Sampler:
         self.state.reset()
         for stage in (*self._edits, *self._cuts):
             stage.reset()
+        self.processed = None
 
     def sample(self, out: torch.Tensor, logits: torch.Tensor, context: SampleContext) -> torch.Tensor:
         """Write ``out`` int64[n] from ``logits`` [n, V], which stay as they are; returns the logits that were chosen
@@ -119,6 +123,7 @@ class Sampler:
                 apply_temperature(self.rt, logits, batch.expanded_idx_mapping, state.temperature.gpu)
             for stage in cuts:
                 stage.apply(logits, context)
+        self.processed, self.scaled = logits, scaled
         if greedy:
             argmax_rows(self.rt, out, local_max, local_arg, logits, batch.expanded_idx_mapping)
         else:

@@ -10,8 +10,9 @@ import torch
 from mrv2lab.ops._cut import OFF
 from mrv2lab.ops._op import Op
 from mrv2lab.ops.top_k_top_p import find_cut
+from mrv2lab.protocol import Backend
 from mrv2lab.sample.cut_buffers import CutBuffers
-from tests.ops.backends import POISON, Backend, run
+from tests.ops.backends import POISON, run
 from tests.sample import oracle
 
 INF, NAN = float("inf"), float("nan")
@@ -64,7 +65,9 @@ def find(
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
     top_k = torch.tensor(ks, dtype=torch.int32, device=device)
     top_p = torch.tensor(ps, dtype=torch.float32, device=device)
-    find_cut(rt, buffers, logits.to(device), at, to, tokens, False, top_k, top_p, narrow)
+    if logits.device.type != device:  # a copy that keeps the rows' stride
+        logits = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=device).copy_(logits)
+    find_cut(rt, buffers, logits, at, to, tokens, False, top_k, top_p, narrow)
     return buffers
 
 

@@ -101,6 +101,21 @@ def test_sets_do_not_depend_on_the_batch(backend):
     assert together.cut_id.tolist() == [one.cut_id.item() for one in alone]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_narrowing_it_is_only_slower(backend):
+    logits = torch.randn(2, 2500, generator=torch.Generator().manual_seed(6))
+    found = find(Now(backend), logits, [V, V], [0.9, 0.4], narrow=False, listed=4, candidates=16)
+    assert_cuts(logits, [V, V], [0.9, 0.4], found)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(3, 151_936), (1, 49_152), (256, 1000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_the_spec_at_full_size(rows, vocab, dtype):
+    logits = (torch.randn(rows, vocab + 3, generator=torch.Generator().manual_seed(rows)) * 2).to(dtype)[:, 3:]
+    ks, ps = ([20, V, 400] * rows)[:rows], ([0.95, 0.9, 1.0] * rows)[:rows]
+    assert_cuts(logits, ks, ps, find(Now("spec"), logits, ks, ps))
+
+
 def test_launches():
     """Narrowing is launched only for rows of top-p alone."""
     rt, logits = Now("spec"), torch.randn(1, 50)

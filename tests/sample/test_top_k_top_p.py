@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,18 @@ def test_apply(rt, mapping):
         assert not (wrong & ~oracle.excused(x, p)).any()
         kept = want > -INF
         assert np.array_equal(after.numpy()[kept & ~wrong], before.numpy()[kept & ~wrong])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_interpreted():
+    """The kernels themselves behind a deferred stream, and the cut left for whoever applies it."""
+    rt = CpuRuntime(backend="interpret")
+    tables, logits = Tables(rt), torch.zeros(2, V)
+    made, index = rt.adopt(logits, "logits"), rt.adopt(torch.tensor([1, 2]).int(), "mapping")
+    found = tables.stage.find(made, rows(1, 2), index)
+    assert rt.read(found.cut_value).tolist() == [0, 0]
+    assert rt.read(found.cut_id).tolist() == [19, 899]
+    assert torch.equal(rt.read(made), torch.zeros(2, V))
 
 
 def test_launches_only_what_the_batch_needs(cpu):

@@ -1,4 +1,4 @@
-"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race`` and ``twin``."""
+"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race``, ``twin`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mrv2lab.bench.cli_sampler import sampler
 from mrv2lab.check.cli_race import race
 from mrv2lab.check.cli_twin import twin
 
@@ -215,6 +216,9 @@ def info(
 
 app.command()(race)
 app.command()(twin)
+bench = typer.Typer(no_args_is_help=True, help="Ours beside its peers, in one run.")
+bench.command()(sampler)
+app.add_typer(bench, name="bench")
 
 
 def _text_or_file(given: str) -> str:

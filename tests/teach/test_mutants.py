@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mrv2lab.check import sampling_draws
 from mrv2lab.check.invariants import InvariantBroken, check_invariants
 from mrv2lab.check.races import RaceDetector
 from mrv2lab.check.twin import Twin
@@ -21,8 +22,11 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import Arrival, Workload
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.recorder.recorder import Recorder
+from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.teach import mutants
 from mrv2lab.teach.mutants import Mutant
+from tests.runner_v1.sampling import SamplingBench
+from tests.sample.pipeline import Pipeline
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -58,29 +62,49 @@ def everything_at_once() -> Workload:
     return Workload(tuple(arrivals))
 
 
+def with_sampling_parameters() -> Workload:
+    """As many arrivals, with every sampling parameter."""
+    rng, settings = np.random.default_rng(12), sampling_draws.settings()
+    heads = [rng.integers(0, 331, 16).tolist() for _ in range(2)]
+    arrivals = []
+    for i in range(24):
+        prompt = rng.integers(0, 331, int(rng.integers(3, 20))).tolist()
+        if i % 3 == 0:
+            prompt = heads[i % 2] + prompt[:3]
+        setting = settings[i] | ({"prompt_logprobs": "off"} if i % 3 == 0 else {})
+        params = sampling_draws.params(setting, rng, 331, max_tokens=20, ignore_eos=i % 4 != 3)
+        arrivals.append(Arrival(i // 3, tuple(prompt), params))
+    return Workload(tuple(arrivals))
+
+
+WORKLOADS = {False: everything_at_once, True: with_sampling_parameters}
+"""By whether requests use sampling parameters."""
+
+
 def runner_config(runner: str, needs: dict[str, Any]) -> RunnerConfig:
     """As the mutant needs it; V1 in its async fashion, in MRV2's batch order."""
     own = {"transfer": "barrier", "reorder": "mrv2"} if runner == "v1" else {}
     return RunnerConfig(runner=runner, device="cpu", **own | needs)  # type: ignore[arg-type]
 
 
-def twin_finds(runner: str, needs: dict[str, Any], around: Around) -> bool:
+def twin_finds(runner: str, needs: dict[str, Any], around: Around, sampling: bool = False) -> bool:
     """The right runner drives, the mutant follows. A breakdown would be no silent bug: it fails the test."""
     config = EngineConfig(MODEL, CacheConfig(**CACHE), SchedulerConfig(**SCHEDULER), runner_config(runner, needs))
     with Twin.build(config, config, around_b=around) as twin:
-        report = twin.run(everything_at_once())
+        report = twin.run(WORKLOADS[sampling]())
     assert not report.equal or (report.stats.num_preemptions and report.stats.prefix_hit_tokens)
     return not report.equal
 
 
 def engine(runner: str, needs: dict[str, Any]) -> Engine:
     own = {"transfer": "barrier", "reorder": "mrv2"} if runner == "v1" else {}
-    return Engine(MODEL, runner=runner, device="cpu", **CACHE | SCHEDULER | own | needs)  # type: ignore[arg-type]
+    options = CACHE | SCHEDULER | own | {"max_logprobs": -1} | needs
+    return Engine(MODEL, runner=runner, device="cpu", **options)  # type: ignore[arg-type]
 
 
-def drive(made: Engine, after: Callable[[], None] = lambda: None, turns: int = 200) -> None:
+def drive(made: Engine, after: Callable[[], None] = lambda: None, turns: int = 200, sampling: bool = False) -> None:
     """Run the workload, at most so far that a mutant cannot hang it."""
-    arrivals = list(everything_at_once())
+    arrivals = list(WORKLOADS[sampling]())
     while (arrivals or made.has_work()) and made.num_steps < turns:
         while arrivals and arrivals[0].step <= made.num_steps:
             arrival = arrivals.pop(0)
@@ -105,20 +129,53 @@ def invariants_find(runner: str, needs: dict[str, Any], around: Around, path: Pa
     return False
 
 
-def race_finds(runner: str, needs: dict[str, Any], around: Around, path: Path) -> bool:
+def race_finds(runner: str, needs: dict[str, Any], around: Around, path: Path, sampling: bool = False) -> bool:
     with around(), engine(runner, needs) as made, RaceDetector(made) as races:
-        drive(made, turns=40)
+        drive(made, turns=40, sampling=sampling)
     return bool(races.hazards and races.corrupted_steps)
 
 
+def sampler_finds(runner: str, needs: dict[str, Any], around: Around, path: Path, sampling: bool = True) -> bool:
+    """The sampler alone on logits of which many tie, and on others."""
+    with around():
+        try:
+            for seed in range(6):
+                if runner == "mrv2":
+                    Pipeline(CpuRuntime(), vocab=120, rows=16, seed=seed, levels=seed % 2).check()
+                else:
+                    v1_pipeline(seed)
+        except AssertionError:
+            return True
+    return False
+
+
+def v1_pipeline(seed: int) -> None:
+    """Raises ``AssertionError`` where V1's sampler is not the oracle."""
+    rng, bench = np.random.default_rng(seed), SamplingBench(vocab=120, rows=16)
+    for i in range(16):
+        params = sampling_draws.params(sampling_draws.settings()[16 * (seed % 4) + i], rng, 120, max_tokens=20)
+        left_out = ("prompt_logprobs", "logprobs", "stop")
+        given = {name: getattr(params, name) for name in vars(params) if name not in left_out}
+        prompt, outputs = (rng.integers(0, 120, 8).tolist() for _ in range(2))
+        bench.add(prompt, outputs, stop=params.stop_token_ids, **given)
+    logits = rng.normal(0, 4, (16, 120)).astype(np.float32)
+    bench.check(logits.round() if seed % 2 else logits)
+
+
 CHECKS: dict[str, Callable[..., bool]] = {
-    "twin": lambda runner, needs, around, path: twin_finds(runner, needs, around),
+    "sampler": sampler_finds,
+    "twin": lambda runner, needs, around, path, sampling=False: twin_finds(runner, needs, around, sampling),
     "recording": recording_finds,
     "invariants": invariants_find,
     "race": race_finds,
 }
 CLAIMS = [
     pytest.param(one, check, id=f"{one.runner}-{one.name}-{check}") for one in mutants.ALL for check in one.caught_by
+]
+SAMPLING_CLAIMS = [
+    pytest.param(one, check, id=f"{one.runner}-{one.name}-{check}")
+    for one in mutants.SAMPLING
+    for check in one.caught_by
 ]
 QUIET = {(one.runner, check, tuple(sorted(one.needs.items()))) for one in mutants.ALL for check in one.caught_by}
 
@@ -135,20 +192,34 @@ def test_the_checks_are_quiet_without_it(runner: str, check: str, needs: tuple[A
     assert not CHECKS[check](runner, dict(needs), nullcontext, tmp_path / "run.mrv2")
 
 
+@pytest.mark.parametrize(("mutant", "check"), SAMPLING_CLAIMS)
+def test_a_sampling_mutant_is_caught(mutant: Mutant, check: str, tmp_path: Path) -> None:
+    found = CHECKS[check](mutant.runner, dict(mutant.needs), mutant, tmp_path / "run.mrv2", sampling=True)
+    assert found, f"{mutant.name} escaped the {check}: {mutant.breaks}"
+
+
+@pytest.mark.parametrize("check", ["twin", "sampler", "race"])
+@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+def test_the_checks_are_quiet_with_sampling_parameters(runner: str, check: str, tmp_path: Path) -> None:
+    assert not CHECKS[check](runner, {}, nullcontext, tmp_path / "run.mrv2", sampling=True)
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(mutants.ALL) >= 20
     assert {one.runner for one in mutants.ALL} == {"mrv2", "v1"}
-    assert len({one.name for one in mutants.ALL}) == len(mutants.ALL)
+    every = mutants.ALL + mutants.SAMPLING
+    assert len({one.name for one in every}) == len(every)
+    assert len(mutants.SAMPLING) >= 20
 
 
-@pytest.mark.parametrize("mutant", mutants.ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", mutants.ALL + mutants.SAMPLING, ids=lambda one: one.name)
 def test_it_is_a_sentence_and_somebody_catches_it(mutant: Mutant) -> None:
     assert mutant.caught_by, "a mutant that nothing catches teaches nothing"
     assert mutant.breaks[0].isupper() and mutant.breaks.endswith(".")
     assert getattr(mutants, mutant.name) is mutant
 
 
-@pytest.mark.parametrize("mutant", mutants.ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", mutants.ALL + mutants.SAMPLING, ids=lambda one: one.name)
 def test_it_is_gone_after_the_with(mutant: Mutant) -> None:
     """Whatever it replaced stands there again, also when the block raises."""
     seen: list[tuple[Any, str, Any]] = []
@@ -173,5 +244,5 @@ def test_only_what_can_be_put_back_is_patched() -> None:
 
 
 def test_they_are_listed() -> None:
-    assert {one.name for one in mutants.ALL} < set(dir(mutants))
+    assert {one.name for one in mutants.ALL + mutants.SAMPLING} < set(dir(mutants))
     assert "torch" not in dir(mutants)

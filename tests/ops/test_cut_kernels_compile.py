@@ -24,6 +24,7 @@ OPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -10,6 +10,7 @@ from mrv2lab.ops._cut import DONE, NARROW, OFF, SEARCH, clean_spec, cut_spec, nu
 from mrv2lab.ops.search_cut import search_cut
 from tests.ops.backends import BACKENDS, Apply, caught, implementation, mutant, poisoned
 from tests.ops.cuts import INF, odd_rows
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # inf - inf, unused
 V = 10**9
@@ -114,7 +115,7 @@ MUTANTS = {
 
 
 @pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 2))
 def test_mutants(name, tmp_path):
     old, new, check = MUTANTS[name]
     assert caught(check, implementation(mutant(search_cut, old, new, tmp_path), "interpret"))

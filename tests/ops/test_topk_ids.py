@@ -10,6 +10,7 @@ from mrv2lab.ops.topk_ids import topk_ids
 from tests.ops.backends import BACKENDS, caught, mutant, poisoned
 from tests.ops.cuts import INF, NAN, Now, find, odd_rows
 from tests.sample import oracle
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # inf - inf, unused
 
@@ -69,7 +70,7 @@ def test_ids(backend, check):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("vocab", [7, 300])
+@pytest.mark.parametrize("vocab", mostly_slow([7, 300], 1))
 def test_small_vocabularies(backend, vocab):
     check_rows(Now(backend), vocab, torch.float16)
 
@@ -89,7 +90,7 @@ MUTANTS = {
 
 
 @pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 3))
 def test_mutants(name, tmp_path):
     old, new, check = MUTANTS[name]
     rt = Now("interpret", (mutant(topk_ids, old, new, tmp_path),))

@@ -15,6 +15,7 @@ from tests.engine.small import VOCAB, small_engine
 from tests.equality.compare import compare_exact
 from tests.runner_v1.runs import MANY_ROWS, SAME_BATCHES, Idle, greedy_case, run
 from tests.runner_v1.test_sampling_params import some_params
+from tests.slow import mostly_slow
 
 QUICK = 16
 
@@ -68,7 +69,7 @@ class Lift:
         return logits
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 @pytest.mark.parametrize("way", BOTH)
 def test_greedy_tokens_with_every_parameter_equal_mrv2s(way: str, seed: int) -> None:
     """Only the means differ: the same schedule, batch order, parameters; tokens, logprobs, ranks and ends."""

@@ -18,6 +18,7 @@ from tests.runner_v1.invariants import check_invariants
 from tests.runner_v1.small import greedy, v1
 from tests.runner_v1.watched import Watch, watched
 from tests.sample import oracle
+from tests.slow import mostly_slow
 
 WAYS = {
     "sync": {"async_scheduling": False},
@@ -78,7 +79,7 @@ def play(
     return params
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 @pytest.mark.parametrize("way", WAYS)
 def test_every_token_is_one_that_the_oracle_allows(way: str, seed: int) -> None:
     """With rows that come, go, condense and change places; preempted and resumed; in both loops."""

@@ -39,6 +39,7 @@ from tests.ops.test_gumbel import Now
 from tests.sample import oracle
 from tests.sample.one_row import process_row
 from tests.sample.oracle import Row
+from tests.slow import mostly_slow
 
 # A row with ties, whose cuts below fall inside the law: 12 tokens.
 TOKENS = np.array([1.5, 3.0, -0.5, 2.0, 2.0, 0.25, -2.0, 1.0, 2.0, -1.0, 0.0, -9.0], np.float32)
@@ -72,7 +73,7 @@ def _forget() -> Iterator[None]:
 
 
 # -- the law of what remains -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, 3))
 def test_the_law_of_what_remains(case: str) -> None:
     """The stages' own kernels (their definitions) process the row, a million requests draw from it."""
     row = Row(CASES[case], PROMPT, OUTPUTS)

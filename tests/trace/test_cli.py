@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from mrv2lab.cli import app
+
+run = CliRunner().invoke
+
+
+def kineto(path: Path, *, step: str = "ProfilerStep#3", longer: int = 0) -> Path:
+    """Two kernels and their launches in one step."""
+
+    def event(cat: str, name: str, ts: float, dur: float, tid: Any, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    events = [
+        event("user_annotation", step, 0.0, 100.0 + longer, 1),
+        event("cuda_runtime", "cudaLaunchKernel", 1.0, 2.0, 1, correlation=1),
+        event("kernel", "<script>alert(1)</script>[red]\x1b[31m", 5.0, 10.0, 7, correlation=1, device=0, stream=7),
+        event("cuda_runtime", "cudaLaunchKernel", 20.0, 2.0, 1, correlation=2),
+        event("kernel", "second", 30.0, 10.0 + longer, 7, correlation=2, device=0, stream=7),
+    ]
+    path.write_bytes(orjson.dumps({"traceEvents": events, "baseTimeNanoseconds": 10**18}))
+    return path
+
+
+def test_report_as_json(tmp_path: Path) -> None:
+    result = run(app, ["trace", "report", str(kineto(tmp_path / "a.json")), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = orjson.loads(result.stdout)
+    assert (facts["gpu_span_ns"], facts["gpu_busy_ns"], facts["gpu_events"]) == (35_000, 20_000, 2)
+    assert facts["steps"][0]["number"] == 3
+
+
+def test_report_on_one_screen(tmp_path: Path) -> None:
+    result = run(app, ["trace", "report", str(kineto(tmp_path / "a.json"))])
+    assert result.exit_code == 0, result.output
+    assert "busy 0.020 ms of 0.035 ms (57.14%)" in result.stdout
+    assert "ProfilerStep#3" in result.stdout
+    assert len(result.stdout.splitlines()) < 50
+
+
+def test_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """SGLang's step names look like rich's markup, and so may a file's."""
+    path = kineto(tmp_path / "[bold]a\x1b[31m.json", step="step[DECODE bs=16]")
+    result = run(app, ["trace", "report", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "step[DECODE bs=16]" in result.stdout
+    assert "[bold]a\\x1b[31m.json" in result.stdout
+    assert "\x1b[31m" not in result.stdout
+
+
+@pytest.mark.parametrize("command", [["report"], ["report", "--json"], ["compare"], ["convert"]])
+def test_errors_are_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("no trace at all")
+    rest = [str(tmp_path / "other.json")] if command[0] != "report" else []
+    result = run(app, ["trace", command[0], str(broken), *rest, *command[1:]])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("mrv2lab: ")
+    assert "broken.json" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+def test_compare(tmp_path: Path) -> None:
+    a, b = kineto(tmp_path / "a.json"), kineto(tmp_path / "b.json", longer=50)
+    result = run(app, ["trace", "compare", str(a), str(b), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = orjson.loads(result.stdout)
+    assert facts["verdict"]
+    shown = run(app, ["trace", "compare", str(a), str(b), "--align", "first kernel"])
+    assert shown.exit_code == 0, shown.output
+    assert "median_a" in shown.stdout
+
+
+def test_compare_refuses_an_unknown_alignment(tmp_path: Path) -> None:
+    a = str(kineto(tmp_path / "a.json"))
+    result = run(app, ["trace", "compare", a, a, "--align", "moon"])
+    assert result.exit_code == 1
+    assert "moon" in result.stderr
+
+
+def test_convert(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = run(app, ["trace", "convert", str(kineto(tmp_path / "a.json")), str(out)])
+    assert result.exit_code == 0, result.output
+    assert "5 events" in result.stdout
+    assert orjson.loads(out.read_bytes())["traceEvents"]
+
+
+def test_help_loads_no_analysis() -> None:
+    code = (
+        "import sys, mrv2lab.cli; print([m for m in ('pandas', 'torch', 'mrv2lab.trace.report') if m in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "[]"

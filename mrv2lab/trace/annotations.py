@@ -28,16 +28,17 @@ class StepName:
     """``prefill``, ``decode``, ``mixed`` or ``unknown``."""
 
 
+# No pattern takes a number that int64 does not hold: it is none.
 # vLLM's worker: requests and tokens of both halves. Forks put the step's tokens in front and, in the parentheses, sums
 # over requests: 888_788544 (tokens, their squares) or sq8155sk8430.. (query lengths, key lengths, ..).
-_VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^()]*)\)_generation_(\d+)\(([^()]*)\)")
-_VLLM_TOKENS = re.compile(r"(?:sq)?(\d+)(?:_\d+)?(?:s[qk].*)?")
+_VLLM = re.compile(r"execute_(?:\d+_)?context_(\d{1,18})\(([^()]*)\)_generation_(\d{1,18})\(([^()]*)\)")
+_VLLM_TOKENS = re.compile(r"(?:sq)?(\d{1,18})(?:_\d+)?(?:s[qk].*)?")
 # vLLM before that: a cached request may be in either half.
-_VLLM_NEW_CACHED = re.compile(r"execute_new_(\d+)_cached_(\d+)")
+_VLLM_NEW_CACHED = re.compile(r"execute_new_(\d{1,18})_cached_(\d{1,18})")
 _SGLANG = re.compile(r"step\[([A-Z_]+)((?: \w+=\w+)*)\]")
 _NUMBERED = {
-    "mrv2lab": re.compile(r"mrv2lab\.step#(\d+)"),
-    "ProfilerStep": re.compile(r"ProfilerStep#(\d+)"),
+    "mrv2lab": re.compile(r"mrv2lab\.step#(\d{1,18})"),
+    "ProfilerStep": re.compile(r"ProfilerStep#(\d{1,18})"),
 }
 
 
@@ -91,4 +92,4 @@ def _sglang(mode: str, facts: dict[str, str]) -> StepName:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None

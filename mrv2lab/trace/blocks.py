@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mrv2lab.trace.trace import TraceCancelled, TraceError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
 """Larger ones are slower: their parsed events leave the processor's caches."""
 LARGE_BYTES = 20 << 20
 """From this size on a file is worth a progress bar and a columnar copy."""
@@ -45,14 +46,16 @@ class Blocks:
             size = self.path.stat().st_size
             if not packed and size > self._max_bytes:
                 raise self._too_large(size)
-            with self._bar(size, size * GZIP_RATIO if packed else size) as bar:
+            shown = self._progress and (size * GZIP_RATIO if packed else size) > LARGE_BYTES
+            with self._bar(size) if shown else nullcontext() as bar:
                 for block in self._unpacked(file) if packed else iter(lambda: file.read(self._block_bytes), b""):
                     self._check_cancel()
                     self.total += len(block)
                     if self.total > self._max_bytes:
                         raise self._too_large(self.total)
                     yield block
-                    bar.update(file.tell() - bar.n)
+                    if bar is not None:
+                        bar.update(file.tell() - bar.n)
         self._check_cancel()
 
     def _check_cancel(self) -> None:
@@ -65,11 +68,10 @@ class Blocks:
             f"load(..., max_bytes={1 << (2 * size).bit_length():_}) raises it, a shorter profile is better"
         )
 
-    def _bar(self, size: int, text_size: int) -> Any:
-        from tqdm.auto import tqdm
+    def _bar(self, size: int) -> Any:
+        from tqdm.auto import tqdm  # here, since it loads half of Jupyter
 
-        shown = self._progress and text_size > LARGE_BYTES
-        return tqdm(total=size, unit="B", unit_scale=True, desc=self.path.name, disable=not shown, leave=False)
+        return tqdm(total=size, unit="B", unit_scale=True, desc=self.path.name, leave=False)
 
     def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
         """One gzip member after another; what follows a whole member and is none itself is left alone, as gzip does."""

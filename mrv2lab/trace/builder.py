@@ -25,6 +25,14 @@ DTYPES: dict[str, Any] = {
 }
 
 
+class _Positions(dict[str, int]):
+    """Of each text asked for, in the order of first asking. A known one costs no call of Python."""
+
+    def __missing__(self, text: str) -> int:
+        place = self[text] = len(self)
+        return place
+
+
 class TraceBuilder:
     """``extend`` with pieces of columns, or ``add`` one event; ``build`` once.
 
@@ -33,7 +41,9 @@ class TraceBuilder:
     """
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
+        self._names = _Positions()
+        self.name = self._names.__getitem__
+        """Position of a name."""
         self._lanes: dict[Lane, int] = {}
         self._pieces: list[dict[str, Array]] = []
         self._single: dict[str, list[int]] = {name: [] for name in DTYPES}
@@ -41,10 +51,6 @@ class TraceBuilder:
         self._blob = bytearray()
         self._lengths: list[int] = []
         self._problems: list[Problem] = []
-
-    def name(self, text: str) -> int:
-        """Position of a name."""
-        return self._names.setdefault(text, len(self._names))
 
     def lane(self, lane: Lane) -> int:
         """Position of a lane."""

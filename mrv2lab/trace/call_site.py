@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 RANGES: tuple[str, ...] = ("python", "op", "annotation", "phase")
 """Kinds that can enclose a call of the runtime."""
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<function>.+)")
 _BUILTIN = re.compile(r"<built-in (?:method|function) (?P<function>\S+?)(?: of (?:(?P<owner>\S+) .*)?)?>")
 _MACHINERY = ("torch/", "contextlib.py", "functools.py", "threading.py", "<frozen ", "<string>")
 """Files between a user's code and what it calls. A path may begin anywhere before them (site-packages)."""

@@ -35,7 +35,7 @@ _COPIES = (KIND["memcpy"], KIND["memset"])
 _INSTANTS, _FLOWS = frozenset("iIR"), frozenset("stf")
 _ASYNCHRONOUS = frozenset("bneSF")
 _LATER_COLUMNS = ("name", "kind", "lane", "correlation", "nbytes", "arg")
-_UNFINISHED = "events that were never finished (no length, or a negative one), drawn with length 0"
+_UNFINISHED = "events that were never finished (no length, a negative one, or one of months), drawn with length 0"
 
 # One event's columns: start, duration (both as in the file), name, kind, lane, correlation, nbytes, arg; and which
 # event of the piece it is.
@@ -47,6 +47,7 @@ class KinetoEvents:
 
     def __init__(self) -> None:
         self.builder = TraceBuilder()
+        self._name = self.builder.name
         self.lanes = LaneTable()
         self.counts: Counter[str] = Counter()
         """Events that become no row, by what they are."""
@@ -58,7 +59,7 @@ class KinetoEvents:
         self._open: dict[tuple[object, ...], list[dict[str, Any]]] = {}
         self._piece = Piece([], b"", 0)
         self._index = 0  # of the event in the piece
-        self._texts: list[bytes] = []
+        self._args: list[dict[str, Any]] = []
         self._blobs: list[bytes] = []
         self._lengths: list[Array] = []
         self._arguments = 0  # packed already
@@ -94,7 +95,9 @@ class KinetoEvents:
             )
         if not exact:
             # A double has lost the nanoseconds already: the digits are taken from the text.
-            quoted = orjson.loads(b"[" + _TIMES.sub(rb'\1"\2"', piece.text) + b"]")
+            parts = _TIMES.split(piece.text)
+            parts[2::3] = [b'"' + number + b'"' for number in parts[2::3]]
+            quoted = orjson.loads(b"[" + b"".join(parts) + b"]")
             for event, texts in zip(events, quoted, strict=True):
                 if type(event) is dict:
                     event.update({key: texts[key] for key in ("ts", "dur") if key in texts})
@@ -115,9 +118,10 @@ class KinetoEvents:
     # -- one event
 
     def _complete(self, event: dict[str, Any]) -> None:
-        category, args = event.get("cat"), event.get("args")
+        get = event.get
+        category, args, name = get("cat"), get("args"), get("name")
         correlation = nbytes = arg = -1
-        key: tuple[object, ...] = (category, event.get("pid"), event.get("tid"))
+        key: tuple[object, ...] = (category, get("pid"), get("tid"))
         if args:
             if type(args) is not dict:
                 args = {"args": args}
@@ -130,8 +134,8 @@ class KinetoEvents:
         if row is None:
             row = self._rows[key] = self._row(event, args)
         if args:
-            arg = self._argument(args)
-        name = event.get("name")
+            self._args.append(args)
+            arg = self._arguments + len(self._args) - 1
         if type(name) is not str:
             name = self._odd_name(name)
         kind = row.kind
@@ -141,9 +145,9 @@ class KinetoEvents:
             kind = _PHASE
         self._values.append(
             (
-                event.get("ts"),
-                event.get("dur"),
-                self.builder.name(name),
+                get("ts"),
+                get("dur"),
+                self._name(name),
                 kind,
                 row.lane,
                 correlation,
@@ -237,17 +241,28 @@ class KinetoEvents:
 
     def _argument(self, args: dict[str, Any]) -> int:
         """Position of an event's arguments."""
-        self._texts.append(orjson.dumps(args))
-        return self._arguments + len(self._texts) - 1
+        self._args.append(args)
+        return self._arguments + len(self._args) - 1
 
     # -- columns
 
     def _pack_arguments(self) -> None:
         # One block for all: orjson leaves a hole of kilobytes behind each of its small texts as long as they live.
-        self._blobs.append(b"".join(self._texts))
-        self._lengths.append(np.fromiter(map(len, self._texts), np.int64, len(self._texts)))
-        self._arguments += len(self._texts)
-        self._texts.clear()
+        try:
+            texts = list(map(orjson.dumps, self._args))
+        except TypeError:  # one nests deeper than is written
+            texts = list(map(self._text, self._args))
+        self._blobs.append(b"".join(texts))
+        self._lengths.append(np.fromiter(map(len, texts), np.int64, len(texts)))
+        self._arguments += len(texts)
+        self._args.clear()
+
+    def _text(self, args: dict[str, Any]) -> bytes:
+        try:
+            return orjson.dumps(args)
+        except TypeError:
+            self.builder.problem("arguments nested too deeply, left out")
+            return b"{}"
 
     def _store(self) -> ArgStore:
         offsets = np.zeros(self._arguments + 1, np.int64)
@@ -267,16 +282,16 @@ class KinetoEvents:
             piece[column] = _whole(values).astype(DTYPES[column], copy=False)
         known = piece["correlation"]
         known[(known <= 0) | (known == _NO_CORRELATION)] = -1
-        untimed = np.flatnonzero(piece["start"] == microseconds.BAD)
+        untimed = np.flatnonzero(piece["start"] < microseconds.EARLIEST_NS)  # BAD is
         if len(untimed):
             self.counts["events without a time"] += len(untimed)
             self._problem("events without a time, left out", count=len(untimed), index=indices[untimed[0]])
             piece = {column: np.delete(values, untimed) for column, values in piece.items()}
             indices = tuple(np.delete(indices, untimed).tolist())
-        unfinished = np.flatnonzero(piece["duration"] < 0)
+        unfinished = np.flatnonzero((piece["duration"] < 0) | (piece["duration"] > microseconds.LONGEST_NS))
         if len(unfinished):
             self._problem(_UNFINISHED, count=len(unfinished), index=indices[unfinished[0]])
-            piece["duration"] = np.maximum(piece["duration"], 0)
+            piece["duration"][unfinished] = 0
         self._columns.append(piece)
 
     def finish(self) -> int:

@@ -106,21 +106,19 @@ def trace_info(
     extra = {key: value for key, value in found.items() if key not in ("deviceProperties", "baseTimeNanoseconds")}
     if flows:
         extra["flow_arrows"] = flows
-    distributed = found.get("distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
+    distributed = _dict(found.get("distributedInfo"))
     devices = found.get("deviceProperties")
     versions = {key: str(value) for key, value in found.items() if _VERSION.fullmatch(key)}
     if "nccl_version" in distributed:
         versions["nccl_version"] = str(distributed["nccl_version"])
     clock, origin = _clock(found.get("baseTimeNanoseconds"), first_ns, problem)
     # What write_perfetto or a profile of ours says: Chrome's format has no place for it.
-    own = found.get("mrv2lab")
-    own = own if isinstance(own, dict) else {}
+    own = _dict(found.get("mrv2lab"))
     producer = "kineto" if kineto or "schemaVersion" in found else "chrome"
     if own.get("producer") in _CONVERTED:
         producer = str(own["producer"])
-        extra = own["extra"] if isinstance(own.get("extra"), dict) else {}
-        versions = own["versions"] if isinstance(own.get("versions"), dict) else {}
+        extra = _dict(own.get("extra"))
+        versions = {key: str(value) for key, value in _dict(own.get("versions")).items()}
     if clock == "unknown" and own.get("clock") in ("host", "session"):
         clock = str(own["clock"])
     return TraceInfo(
@@ -129,8 +127,8 @@ def trace_info(
         path=path,
         clock=clock,
         origin_ns=origin,
-        rank=_whole(distributed.get("rank"), -1),
-        world_size=_whole(distributed.get("world_size"), -1),
+        rank=_rank(distributed.get("rank")),
+        world_size=_rank(distributed.get("world_size")),
         devices=tuple(one for one in devices if isinstance(one, dict)) if isinstance(devices, list) else (),
         modelled=own.get("modelled") is True,
         versions=versions,
@@ -145,6 +143,15 @@ def _clock(base: object, first_ns: int, problem: Callable[..., None]) -> tuple[s
             problem("a base time beside times that are absolute already, ignored")
         return "unix", 0
     return ("unix", origin) if 0 < origin < LIMIT_NS - abs(first_ns) else ("unknown", 0)
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _rank(value: object) -> int:
+    found = _whole(value, -1)
+    return found if 0 <= found < 1 << 31 else -1
 
 
 def _whole(value: object, otherwise: int) -> int:

@@ -15,6 +15,10 @@ EXACT_US = 2.0**41
 """Below this a double of microseconds still tells a nanosecond from its neighbours (an ulp is 0.24 ns): 25 days."""
 LIMIT_NS = 1 << 62
 """Times beyond are nonsense, and their sums would leave int64."""
+EARLIEST_NS = -(1 << 60)
+"""Starts before are nonsense too: so that times counted from the first event, and their ends, stay within int64."""
+LONGEST_NS = 1 << 53
+"""104 days. An event that is longer was never ended, whatever its length says; a double still holds this one."""
 BAD = -(1 << 63)
 """In a column: no time at all."""
 
@@ -36,7 +40,8 @@ def nanoseconds(value: object) -> int | None:
 
 def _of_text(text: str) -> int | None:
     whole, _, part = text.partition(".")
-    if len(part) <= 3 and whole.lstrip("-").isdecimal() and (part == "" or part.isdecimal()):
+    digits = whole.removeprefix("-")
+    if len(digits) <= 20 and len(part) <= 3 and digits.isdecimal() and (part == "" or part.isdecimal()):
         thousandths = int(part.ljust(3, "0"))
         return int(whole) * 1000 + (-thousandths if whole[0] == "-" else thousandths)
     if "_" in text:  # to Decimal a separator, to a profiler no part of a number

@@ -293,7 +293,7 @@ pd.DataFrame({name: pool(**case) for name, case in cases.items()}, index=["corru
 from mrv2lab.bench.policy_bench import bench
 from mrv2lab.teach.barrier_lesson import measured, show_costs
 
-show_costs(bench("cpu", repeats=3, steps=6, progress=False), "a CPU; the device's times and the waits are modelled")
+show_costs(bench("cpu", repeats=2, steps=6, progress=False), "a CPU; the device's times and the waits are modelled")
 
 # %% [markdown]
 # What to see:

@@ -61,6 +61,7 @@ def test_the_peer_dies_in_its_own_row(trace: Path, tmp_path: Path) -> None:
     assert "ours_beside_peer" not in row
 
 
+@pytest.mark.slow
 def test_beside_the_peer(trace: Path, tmp_path: Path) -> None:
     """What fails in its extras is told and costs it no row; what fails in its analyses is told in the row."""
     answer = {**_reading(1, 10**9), "versions": {}, "found": {"events": 5}}
@@ -144,6 +145,7 @@ def test_stages_go_on_after_a_failure() -> None:
     assert list(stages.seconds) == list(stages.cpu_seconds) == list(stages.peaks) == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_the_whole_bench(tmp_path: Path) -> None:
     figures = trace_bench.bench([], "no-such-interpreter", 1, raw_bytes=200_000, events=700)
     assert [row["file"] for row in figures["files"]] == ["synthetic.json"]

@@ -24,6 +24,7 @@ from tests.recorder.runs import busy_engine, tokens, work
 from tests.recorder.test_paused import (
     FAR_TOO_LONG,
     LAUNCH,
+    a_stop_interrupts,  # noqa: F401
     no_thread_is_left,  # noqa: F401
     press_stop,
     press_stop_and_let_the_reader_wait_again,

@@ -34,8 +34,9 @@ FAR_TOO_LONG = 30.0
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    gc.collect()
     left = [thread for thread in threading.enumerate() if thread.name == "mrv2lab-paused-step"]
+    if left:  # in a cycle of rubbish; half a second beside a library as large as torch
+        gc.collect()
     for thread in left:
         thread.join(FAR_TOO_LONG)
         assert not thread.is_alive(), "a paused step's thread outlives its test"
@@ -207,6 +208,14 @@ def test_a_device_error_comes_to_the_reader_and_to_the_step() -> None:
 
 
 # -- interrupts while the reader waits ---------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def a_stop_interrupts() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press_stop() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

@@ -49,7 +49,7 @@ PUBLIC: dict[str, str] = {
     "from_csv": "engine.workload",
     "make_runtime": "runtime",
     "open_lens": "recorder.lens",
-    "overlay": "recorder.side_by_side",
+    "overlay": "recorder.overlay",
     "paused_step": "recorder.paused",
     "profile": "recorder.profile",
     "run_settings": "recorder.side_by_side",
@@ -67,10 +67,11 @@ if TYPE_CHECKING:
     from mrv2lab.protocol import SamplingParams, SchedulerOutput
     from mrv2lab.recorder.explorer import StepExplorer
     from mrv2lab.recorder.lens import open_lens
+    from mrv2lab.recorder.overlay import overlay
     from mrv2lab.recorder.paused import paused_step
     from mrv2lab.recorder.profile import profile
     from mrv2lab.recorder.recorder import Recorder
-    from mrv2lab.recorder.side_by_side import overlay, run_settings
+    from mrv2lab.recorder.side_by_side import run_settings
     from mrv2lab.recorder.workload_panel import WorkloadPanel
     from mrv2lab.recording.recording import Recording
     from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from mrv2lab.check.cli_race import race
 from mrv2lab.check.cli_twin import twin
-from mrv2lab.trace.cli import plain, trace_app
+from mrv2lab.trace.cli import trace_app
+from mrv2lab.trace.screen import plain
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 

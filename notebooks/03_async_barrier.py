@@ -365,7 +365,7 @@ if pair := recorded_pair("../traces"):
 # another comes in nearly every step (with one request
 # alone, in every second turn: who comes starts a turn later, and nobody else is there meanwhile, so a turn's times
 # and counts are about half of a busy step's). *own us* leaves out what both share (scheduling, the model) and the waits. An em
-# dash marks a phase that the runner does not have.
+# dash marks a phase that the runner does not have. The first line printed says what it all comes to.
 
 # %%
 if result := measured("runners"):

@@ -11,7 +11,8 @@
 #
 # **You will** run one workload on both runners, lay the two timelines on one axis, turn what you select with the mouse into
 # a table, get a verdict that may be "cannot tell", profile PyTorch code of your own, and keep what you recorded.
-# **You need** no GPU; 15 to 20 minutes. Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
+# **You need** no GPU; 15 minutes (sections 7 and 8 are optional). Words that are new to you are in
+# [GLOSSARY.md](../GLOSSARY.md).
 # **Live**: everything is recorded here, now. With a CUDA GPU the device times are measured; without one they are modelled
 # (section 5).
 #
@@ -34,6 +35,7 @@ from IPython.display import display
 from mrv2lab import Engine, Trace, WorkloadPanel, compare, overlay, profile, run_settings, steady
 
 pd.set_option("display.max_colwidth", 110)
+scratch = tempfile.TemporaryDirectory()
 panel = WorkloadPanel(requests=6, steps=24, prompt_len="8-24", max_tokens="12-20")
 panel
 
@@ -66,9 +68,11 @@ print("the same tokens:", runs["V1"].token_ids == runs["MRV2"].token_ids)
 figures_frame(runs).round(1)
 
 # %% [markdown]
-# (`waits` and `wait_us` are of the whole run, all else is of one step. The barrier's wait is short: the model is tiny, so
-# this workload is *host-bound*, and the device is done long before the host asks. [03_async_barrier](03_async_barrier.ipynb)
-# has the cases in which it is not.)
+# (`waits` is of the whole run, all else of one step. The phase `barrier_wait` is what V1's *host* spends around its barrier
+# in a step, Python included; `waits: barrier` counts how often it asked; and how long it then stood still is `wait_us`,
+# which is there only where some wait took time. Here most are over at once: the model is tiny, so this workload is
+# *host-bound*, and the device is done long before the host asks. [03_async_barrier](03_async_barrier.ipynb) has the cases in
+# which it is not.)
 #
 # ## 3. Two runs on one axis
 
@@ -85,7 +89,9 @@ timeline
 
 # %% [markdown]
 # A is V1, B is MRV2. Two runs go their own pace, so one offset cannot put all steps under each other; here one typical
-# step of both starts at the same moment (without `align=` the first common step does). Drag to pan, Ctrl and the wheel to zoom, click on
+# step of both starts at the same moment. *Uncertain by* says how far the **other** steps may lie from where they would be
+# if the runs kept pace: half the distance between the quartiles of all steps' offsets. Large here means: compare within a
+# step, not across the picture. Drag to pan, Ctrl and the wheel to zoom, click on
 # a slice; **?** shows the keys, and everything can be done with them. What to look at:
 #
 # * **Marks** are the host's waits: V1 has one at the barrier in every step, MRV2 none. Both wait for outputs.
@@ -119,7 +125,7 @@ timeline.selection[0].to_frame().head(5)
 
 # %%
 comparison = compare(runs["V1"].trace, runs["MRV2"].trace)
-print(comparison.verdict)
+print("- " + comparison.verdict.rstrip(".").replace("; ", "\n- "))
 print("\nReasons and limits:", *comparison.reasons, sep="\n- ")
 comparison.frame.query("group == 'step' or verdict != 'cannot tell'")[
     ["phase", "n_a", "n_b", "median_a_ns", "median_b_ns", "ratio", "p", "verdict", "reason"]
@@ -161,6 +167,7 @@ comparison.counts
 # So on a CPU "who waits for whom" is right and "how long" is not; `compare` refuses device times that come from a model.
 
 # %%
+from mrv2lab.trace.steps import steps
 from mrv2lab.trace.syncs import syncs
 from mrv2lab.trace.verdict import verdict
 
@@ -197,13 +204,12 @@ print(profiled)
 print(pd.Series([f"{wait.kind} of {wait.name} in {wait.phase}" for wait in profiled.waits]).value_counts().to_string())
 
 # %% [markdown]
-# ## 7. Your own PyTorch code
+# ## 7. Your own PyTorch code (optional)
 #
 # Timelines and analyses know nothing of our engine. Any file of torch.profiler will do; a named range a step lets it be cut
 # into steps (`ProfilerStep#N`, which `profiler.step()` writes). Put your own model here:
 
 # %%
-scratch = tempfile.TemporaryDirectory()
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda" if on_gpu else "cpu")
 model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).to(device)
@@ -228,8 +234,6 @@ with torch.profiler.profile(**options) as profiler:
         profiler.step()
 
 # %%
-from mrv2lab.trace.steps import steps
-
 mine = Trace.load(f"{scratch.name}/mine.json.gz")
 print(mine)
 print(verdict(mine))
@@ -253,7 +257,7 @@ profiler.export_chrome_trace(f"{scratch.name}/annotated.json")
 steps(Trace.load(f"{scratch.name}/annotated.json"))[["step", "source", "host_ns"]]
 
 # %% [markdown]
-# ## 8. Nsight
+# ## 8. Nsight (optional)
 #
 # NVIDIA's Nsight Systems can look at the same run from a JupyterLab that has its extension; `annotate` writes NVTX ranges
 # for it. What is there on this machine:
@@ -284,16 +288,8 @@ print("the same steps:", steps(again)["host_ns"].tolist() == steps(runs["V1"].tr
 # %% [markdown]
 # The same file opens in [Perfetto](https://ui.perfetto.dev) (*Open trace file*; it stays in your browser), and
 # `profile(engine, path="run.json.gz")` writes it directly. On the command line:
-# `mrv2lab trace report run.json.gz`, and `mrv2lab trace compare a.json.gz b.json.gz`. What the first one prints, in Python:
-
-# %%
-from mrv2lab.trace.report import report
-
-told = report(again)
-print(told["verdict"]["sentence"])
-{name: value for name, value in told.items() if isinstance(value, (int, str))}
-
-# %% [markdown]
+# `mrv2lab trace report run.json.gz`, and `mrv2lab trace compare a.json.gz b.json.gz`.
+#
 # ## Try
 #
 # 1. Give MRV2 `"transfer": "barrier"` in section 2. Which marks appear in B, and what happens to `prepare_inputs`?

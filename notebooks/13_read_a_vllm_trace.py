@@ -68,8 +68,9 @@ for problem in trace.problems:
 # A lane is a host thread or a device stream. Look at the threads first: *what is not recorded cannot be read later.*
 
 # %%
-from mrv2lab.teach.trace_lesson import lanes, wait_marks
+from mrv2lab.teach.trace_lesson import lanes
 from mrv2lab.trace.steps import steps
+from mrv2lab.trace.wait_marks import wait_marks
 
 lanes(trace).round(1)
 
@@ -119,15 +120,22 @@ ahead.groupby("step")[["api", "work", "pieces", "launch_in_step_ns", "work_in_st
 # %% [markdown]
 # ## 4. The barrier, and four answers to "how long did it take?"
 #
-# `syncs` lists every point where the host or a stream waited, or looks as if it had. `barrier` marks those inside vLLM's
-# `synchronize_input_prep`: before the host writes its input buffers, it waits until the copies of the step before have
-# read them.
+# `syncs` lists every point where the host or a stream waited, or looks as if it had; first the sums by kind, then the
+# single ones, those that held up the host first, and of these the longest. `barrier` marks those inside vLLM's
+# `synchronize_input_prep`.
+#
+# The barrier has **two ends**, and the function is entered at both. At the one, before the host writes its input buffers,
+# it *waits* for an event: the copies of the step before have read them. At the other, behind the copies of this step, it
+# *records* that event for the next step, and nobody waits. Only the first is a wait, though both have a frame.
 
 # %%
 from mrv2lab.trace.syncs import syncs
+from mrv2lab.trace.wait_totals import longest_first, wait_totals
 
-waits = syncs(trace)
-waits[["kind", "call", "api_ns", "frame_ns", "caller_ns", "unexplained_ns", "host_waits", "barrier", "site"]]
+display(wait_totals(trace))
+waits = longest_first(syncs(trace))
+columns = "kind call api_ns frame_ns caller_ns unexplained_ns before_ns after_ns host_waits barrier site".split()
+waits[columns]
 
 # %% [markdown]
 # How long did the barrier take?
@@ -135,7 +143,8 @@ waits[["kind", "call", "api_ns", "frame_ns", "caller_ns", "unexplained_ns", "hos
 # * `api_ns`: the runtime's call, `cudaEventSynchronize`. Some microseconds: the event had passed already.
 # * `caller_ns`: what the Python code that called it saw. A hundred microseconds and more.
 # * `gpu_wait_ns`: how long the device was still busy with what was waited for. -1: this file does not say.
-# * `unexplained_ns`: the caller's time that is neither the call nor recorded overhead.
+# * `unexplained_ns`: the caller's time that is neither the call nor recorded overhead; of it lie `before_ns` before the
+#   call and `after_ns` after it. What comes after a call that has returned is no waiting for the device.
 #
 # A tool that reads runtime calls would say "2 us, nothing to see". One that reads Python frames would say "the barrier
 # costs a tenth of the step". Both are readings of one file. The rest may have been another thread that held Python's lock
@@ -269,7 +278,8 @@ split_the_wait(trace, api_us=None, caller_us=None, unexplained_us=None)
 
 # %% [markdown]
 # **3. Predict the queue depth.** In the first step (row 0): how many of its launches wait at once, at most? Predict it from
-# the table of section 3 before you look at the picture of section 7. Then the last step, which is harder: one off is fine.
+# the table of section 3 before you look at the picture of section 7; the number must be right. Then the last step, which is
+# harder: there one off is fine.
 
 # %%
 predict_queue_depth(trace, 0, None) if len(table) else None

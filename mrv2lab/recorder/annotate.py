@@ -49,6 +49,8 @@ class Annotator(Observer):
         self.inner = inner
         self.enabled, self.call_sites = inner.enabled, inner.call_sites  # ranges need no chokepoint
         self._openers = openers
+        self.over = False
+        """Whoever has kept it as another's observer may take ``inner`` in its place."""
         self._step: Ranges | None = None
 
     def begin_turn(self, step: int) -> None:
@@ -101,6 +103,7 @@ def annotate(engine: Engine, *, profiler: bool = True, nvtx: bool | None = None)
     try:
         yield annotator
     finally:
+        annotator.over, annotator._openers = True, ()
         if engine.observer is annotator:
             engine.observer = annotator.inner
         hook.detach()

@@ -193,6 +193,8 @@ class Profile:
             engine.observer = before
 
     def _let_go(self, before: Observer) -> None:
+        while isinstance(before, Annotator) and before.over:  # its `with` lay inside ours and has ended
+            before = before.inner
         self._observer.keep(before)  # whoever has put an observer around ours goes on telling it
         if self.engine.observer is self._observer:
             self.engine.observer = before

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
 from tqdm.auto import tqdm
 
 from mrv2lab.check.waits import CAUSES, waits_by_cause
@@ -28,9 +29,6 @@ from mrv2lab.recorder.step_hook import StepHook
 from mrv2lab.recording.recording import Recording
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from mrv2lab.widgets.timeline import Timeline
 
 WARMUP = 3
 """Turns of the workload that an engine makes and forgets before it is measured."""
@@ -67,6 +65,10 @@ class Run:
     def __repr__(self) -> str:
         if self.error is not None:
             return f"Run {self.name!r} failed: {self.error}"
+        if not self.figures:
+            return (
+                f"Run {self.name!r}: {self.trace!r}" if self.trace is not None else f"Run {self.name!r}: not measured"
+            )
         steps, ms = self.figures["steps"], self.figures["step_us"] / 1000
         return f"Run {self.name!r}: {steps} steps, median {ms:.3f} ms{', modelled' * self.figures['modelled']}"
 
@@ -103,7 +105,8 @@ def run_settings(
         one = _OneRun(name, dict(options), workload, model, profile, steps, warmup, on_step)
         with tqdm(total=steps, desc=name, unit="step", disable=not progress) as bar:
             runs[name] = one.run(bar)
-        gc.collect()  # an engine is in cycles, and its memory is wanted
+        if torch.cuda.is_available():
+            gc.collect()  # an engine is in cycles, and the next one wants its device memory
         if one.stopped:
             break
     return runs
@@ -273,47 +276,6 @@ def figures_frame(runs: Mapping[str, Run]) -> pd.DataFrame:
     keys.sort(key=lambda key: (figures.index(key[0]), PHASES.index(key[1]) if key[1] in PHASES else 0))
     index = pd.MultiIndex.from_tuples(keys, names=["figure", "of"]) if keys else pd.MultiIndex.from_arrays([[], []])
     return pd.DataFrame({name: [column.get(key) for key in keys] for name, column in columns.items()}, index=index)
-
-
-def overlay(*runs: Run, **options: Any) -> Timeline:
-    """One run's timeline, or two on one axis step by step: with the steps, the host's waits as marks and, of two, the
-    difference of each step. ``options`` are Timeline's and win.
-
-    Raises ``ValueError`` for a run without a trace, ``TraceError`` as Timeline does.
-    """
-    from mrv2lab.trace.compare import compare
-    from mrv2lab.trace.steps import steps
-    from mrv2lab.widgets.timeline import Timeline
-
-    traces: list[Trace] = []
-    for run in runs:
-        if run.trace is None:
-            raise ValueError(
-                f"run {run.name!r} has no trace: {run.error or 'run_settings(..., profile=True) takes one'}"
-            )
-        traces.append(run.trace)
-    shown: dict[str, Any] = {
-        "align": "step",
-        "titles": [f"run {run.title}" for run in runs],  # the timeline has an A and a B of its own
-        "steps": [steps(trace) for trace in traces],
-        "marks": [_wait_marks(trace) for trace in traces],
-    }
-    if len(traces) == 2:
-        shown["difference"] = compare(traces[0], traces[1], "step").steps
-    return Timeline(*traces, **shown | options)
-
-
-def _wait_marks(trace: Trace) -> pd.DataFrame:
-    """The host's waits as a Timeline's marks."""
-    from mrv2lab.trace.syncs import syncs
-
-    found = syncs(trace)
-    found = found[found["host_waits"].astype(bool)]
-    labels = [
-        f"{call} ({caller})" if caller else call for call, caller in zip(found["call"], found["caller"], strict=True)
-    ]
-    ends, lanes = found["start_ns"] + found["api_ns"], trace.lane[found["event"].to_numpy(int)]
-    return pd.DataFrame({"start_ns": found["start_ns"], "end_ns": ends, "kind": "sync", "label": labels, "lane": lanes})
 
 
 def _sentence(error: BaseException) -> str:

@@ -42,8 +42,11 @@ class StepHook:
         """Leave the engine as it was. A hook that was put around this one stays, and this one does nothing more."""
         self._over = True
         if self.attached:
-            if isinstance(getattr(self._inner, "__self__", None), StepHook):
-                vars(self._engine)["step"] = self._inner
+            inner = self._inner
+            while isinstance(hook := getattr(inner, "__self__", None), StepHook) and hook._over:
+                inner = hook._inner  # it was let go before the one around it
+            if isinstance(hook, StepHook):
+                vars(self._engine)["step"] = inner
             else:
                 del vars(self._engine)["step"]
 

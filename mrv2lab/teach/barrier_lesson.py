@@ -111,8 +111,10 @@ def show_costs(figures: dict[str, Any], where: str) -> None:
 
 
 def show_runners(result: dict[str, Any]) -> None:
-    """Figures of the runner bench as tables, and at which loads MRV2's own phases gain nothing."""
+    """Figures of the runner bench: what they come to in a sentence, then as tables, and at which loads MRV2's own
+    phases gain nothing."""
     figures = result["figures"]
+    print(in_short(figures))
     print(f"{result['machine']['gpu']}, {result['date'][:10]}: medians of {figures['repeats']}; a step")
     _show(runner_frame(figures).round(1))
     for kind in ("steady", "churn"):
@@ -123,6 +125,25 @@ def show_runners(result: dict[str, Any]) -> None:
         f"MRV2's own phases gain no host time here: {loads or 'at none of these loads'}. The shared phases (schedule, "
         "forward, logits) and the wait for the output are the same code, so there it gains nothing at any load."
     )
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    """The conclusion from figures of the runner bench, in one sentence."""
+    frame = runner_frame(figures)
+    gains = len(frame) - len(no_gain(figures))
+    counts = ", ".join(
+        f"{words} {_between(frame[column, 'mrv2'])} instead of {_between(frame[column, 'v1'])}"
+        for column, words in (("h2d copies", "copies to the device"), ("waits", "waits of the host"))
+    )
+    return (
+        f"In short: MRV2's own phases take less host time than V1's at {gains} of {len(frame)} loads; what it changes "
+        f"is in the counts of a step: {counts}."
+    )
+
+
+def _between(values: pd.Series[float]) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
 def _show(frame: pd.DataFrame) -> None:

@@ -3,8 +3,10 @@ is told why it is wrong, not what would be right."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from numbers import Real
 
 import pandas as pd
 
@@ -18,7 +20,7 @@ from mrv2lab.trace.trace import Trace
 from mrv2lab.trace.verdict import LABELS, verdict
 
 TOLERANCE = 0.02
-"""Share by which a time may be off, and 0.1 us at least; a depth may be off by one."""
+"""Share by which a time may be off, and 0.1 us at least."""
 _SITE = re.compile(r"(?P<file>.+?)(?::|\()(?P<line>\d+)\)?(?::.*)?")
 
 
@@ -81,6 +83,9 @@ def split_the_wait(
     if None in given.values():
         missing = ", ".join(f"{name}_us" for name, value in given.items() if value is None)
         return Answer("open", f"still to be filled in: {missing}")
+    for name, answer in given.items():
+        if not _is_number(answer):
+            return Answer("wrong", f"{name}_us: {answer!r} is no number; write it without quotes, in microseconds")
     numbers = {name: float(value) for name, value in given.items() if value is not None}
     for name, value in numbers.items():
         if not _close(value, right[name]):
@@ -95,16 +100,20 @@ def split_the_wait(
 
 def predict_queue_depth(trace: Trace, row: int, answer: int | None) -> Answer:
     """How many launches of the step in ``row`` of ``steps(trace)`` wait at once, at most? A launch waits from its call
-    to the start of its first work."""
+    to the start of its first work. Exactly, but one off is fine for the last step: where the trace ends, the queue may
+    rise and fall with every launch."""
     part = of_step(trace, row)
     depth = queue_depth(part)
     if not len(depth):
         return Answer("cannot say", _missing(depth, "no launch of this step waited, or its device work is missing"))
     if answer is None:
         return Answer("open", "a whole number, please: how many launches wait at once, at most")
+    if not _is_number(answer) or answer != int(answer):
+        return Answer("wrong", f"{answer!r} is no whole number; write how many launches, without quotes")
     step, right = steps(trace).iloc[row], int(depth.attrs["max_depth"])
+    allowed = 1 if row == len(steps(trace)) - 1 else 0
     kernels, launches = int(step["gpu_events"]), int(step["launches"])
-    if abs(answer - right) <= 1:
+    if abs(answer - right) <= allowed:
         how = f"its {launches} launches own {kernels} pieces of device work, and {right} of them waited at once"
         return Answer("right", how)
     if launches < kernels and abs(answer - kernels) <= max(1, TOLERANCE * kernels):
@@ -121,10 +130,11 @@ def predict_queue_depth(trace: Trace, row: int, answer: int | None) -> Answer:
 
 
 def name_the_limit(trace: Trace, row: int, answer: str | None) -> Answer:
-    """What limits the step in ``row``? One of ``verdict.LABELS``."""
+    """What limits the step in ``row``? One of ``verdict.LABELS``, in capitals or not."""
     found = verdict(of_step(trace, row))
     if answer is None:
         return Answer("open", f"choose one of {', '.join(LABELS)}")
+    answer = answer.strip().lower() if isinstance(answer, str) else answer
     if answer not in LABELS:
         return Answer("wrong", f"{answer!r} is none of {', '.join(LABELS)}")
     if answer == found.label:
@@ -185,6 +195,10 @@ _MEANING = {
     "caller": "how long the caller was away (caller_ns)",
     "unexplained": "what is left of the caller's time without the call and recorded overhead (unexplained_ns)",
 }
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def _close(value: float, right: float) -> bool:

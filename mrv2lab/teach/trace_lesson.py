@@ -1,5 +1,5 @@
-"""What the lesson on foreign traces shows beside the analyses: lanes, one step's part of a trace, waits as marks, and
-how to know the public files; and the launch queue drawn."""
+"""What the lesson on foreign traces shows beside the analyses: lanes, one step's part of a trace, and how to know the
+public files; and the launch queue drawn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrv2lab.trace.intervals import union
 from mrv2lab.trace.launch_queue import queue_depth
 from mrv2lab.trace.steps import step_of, steps
-from mrv2lab.trace.syncs import syncs
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace, TraceError
 from mrv2lab.trace.verdict import verdict
 
@@ -43,8 +43,8 @@ def published(path: str | Path) -> str:
 
 
 def lanes(trace: Trace) -> pd.DataFrame:
-    """One row a lane that has events: ``role``, ``events``, ``busy_us`` (durations added, so nested ones twice),
-    ``first_us``, ``last_us``."""
+    """One row a lane that has events: ``role``, ``events``, ``busy_us`` (time in which any of them ran, nested
+    ones once), ``first_us``, ``last_us``."""
     import pandas as pd
 
     used = np.unique(trace.lane)
@@ -52,9 +52,8 @@ def lanes(trace: Trace) -> pd.DataFrame:
     for lane in used.tolist():
         mine = trace.lane == lane
         first, last = int(trace.start[mine].min()), int(trace.end[mine].max())
-        rows.append(
-            (trace.lanes[lane].role, int(mine.sum()), trace.duration[mine].sum() / 1e3, first / 1e3, last / 1e3)
-        )
+        busy = union(trace.start[mine], trace.end[mine]).total_ns
+        rows.append((trace.lanes[lane].role, int(mine.sum()), busy / 1e3, first / 1e3, last / 1e3))
     names = pd.Index([str(trace.lanes[lane]) for lane in used], name="lane", dtype="str")
     return pd.DataFrame(rows, names, ["role", "events", "busy_us", "first_us", "last_us"])
 
@@ -99,30 +98,6 @@ def limits(trace: Trace) -> pd.DataFrame:
     found.append(("the whole file", verdict(trace)))
     rows = [(name, one.label, one.sentence) for name, one in found]
     return pd.DataFrame(rows, columns=["step", "label", "sentence"])
-
-
-def wait_marks(trace: Trace) -> pd.DataFrame:
-    """The host's waits as a Timeline takes its marks: ``start_ns``, ``end_ns``, ``kind``, ``label``, ``lane``. A wait
-    is as long as its caller saw it, where the file says that."""
-    import pandas as pd
-
-    found = syncs(trace)
-    found = found[found["host_waits"]]
-    event = found["event"].to_numpy(np.int64)
-    seen = found[["api_ns", "frame_ns", "caller_ns"]].max(axis=1).clip(lower=0)
-    labels = [
-        f"{'barrier: ' if row.barrier else ''}{row.call}{f' at {row.site}' if row.site else ''}"
-        for row in found.itertuples()
-    ]
-    return pd.DataFrame(
-        {
-            "start_ns": found["start_ns"],
-            "end_ns": found["start_ns"] + seen,
-            "kind": "sync",
-            "label": labels,
-            "lane": trace.lane[event],
-        }
-    )
 
 
 def queue_picture(trace: Trace) -> Any:

@@ -15,6 +15,7 @@ from mrv2lab.trace.devices import NO_GPU, device_work
 from mrv2lab.trace.host_threads import host_threads, thread_of_lane
 from mrv2lab.trace.intervals import leaders, union
 from mrv2lab.trace.links import callers, links
+from mrv2lab.trace.members import member_of_lane
 from mrv2lab.trace.steps import step_of
 from mrv2lab.trace.trace import Trace
 
@@ -35,6 +36,9 @@ CAUSES: tuple[str, ...] = (
     "orphan",  # the work's launch is not in the file
 )
 """The first five in the order of PARTS; of equal parts the earlier one wins."""
+
+USUAL_NS = 5_000
+"""A device needs 1 to 3 us from one piece of queued work to the next: no gap up to this length asks for a reason."""
 
 
 def busy(trace: Trace) -> pd.DataFrame:
@@ -81,7 +85,6 @@ def gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
     launch = links(trace).launch[after]
     parts = _parts(trace, start, end, launch)
     names = np.array(trace.names or ("",), object)
-    overhead = np.flatnonzero(trace.mask("overhead"))
     frame = pd.DataFrame(
         {
             "rank": np.array([one.rank for one in work.devices] or [-1], np.int64)[device],
@@ -98,7 +101,7 @@ def gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
             "step": step_of(trace)[after],
             "cause": pd.array(np.array(CAUSES, object)[_causes(trace, parts, after, launch)], "str"),
             **dict(zip(PARTS, parts, strict=True)),
-            "overhead_ns": union(trace.start[overhead], trace.end[overhead]).length_within(start, end),
+            "overhead_ns": _overhead(trace, after, start, end),
         }
     )
     frame.attrs["cannot_say"] = _cannot_say(trace, frame, bool(work.devices))
@@ -162,6 +165,18 @@ def _causes(trace: Trace, parts: Array, after: Array, launch: Array) -> Array:
     return cause
 
 
+def _overhead(trace: Trace, after: Array, start: Array, end: Array) -> Array:
+    """[k] int64: how much of each gap the overhead of the profiler that recorded it covers."""
+    found = np.zeros(len(start), np.int64)
+    member = member_of_lane(trace)
+    overhead = np.flatnonzero(trace.mask("overhead"))
+    of_overhead, of_gap = member[trace.lane[overhead]], member[trace.lane[after]]
+    for number in np.unique(of_overhead):
+        events, rows = overhead[of_overhead == number], of_gap == number
+        found[rows] = union(trace.start[events], trace.end[events]).length_within(start[rows], end[rows])
+    return found
+
+
 def _held(trace: Trace) -> Array:
     """[n] bool: device work that was launched next after a wait for an event was queued on its stream.
 
@@ -181,12 +196,14 @@ def _held(trace: Trace) -> Array:
     calls = callers(trace, records)
     moments = trace.start[np.where(calls >= 0, calls, records)]
     streams, devices = waits["stream"].to_numpy(np.int64), waits["device"].to_numpy(np.int64)
+    member = member_of_lane(trace)
+    waiting = member[trace.lane[records]]
     work = np.flatnonzero(launch >= 0)
     for lane in np.unique(trace.lane[work]):
         events = work[trace.lane[work] == lane]
         launched = np.sort(trace.start[launch[events]])
         one = trace.lanes[lane]
-        of_lane = (streams == one.stream) & ((devices < 0) | (devices == one.device))
+        of_lane = (streams == one.stream) & ((devices < 0) | (devices == one.device)) & (waiting == member[lane])
         place = np.searchsorted(launched, moments[of_lane], side="left")
         held[events] = np.isin(trace.start[launch[events]], launched[place[place < len(launched)]])
     return held
@@ -199,10 +216,13 @@ def _cannot_say(trace: Trace, frame: pd.DataFrame, any_work: bool) -> list[str]:
     counts = frame["cause"].value_counts()
     if orphans := int(counts.get("orphan", 0)):
         said.append(f"{orphans:,} gaps end with work whose launch is not in the file: no cause can be given")
-    if late := int(counts.get("device late", 0)):
+    late = frame["duration_ns"][(frame["cause"] == "device late") & (frame["duration_ns"] > USUAL_NS)]
+    if len(late):
         said.append(
-            f"{late:,} gaps end with work that had been launched before: latency between two pieces of work, or a wait "
-            "that is not recorded (which stream waits for an event is known from cuda_sync records only)"
+            f"{len(late):,} gap{'s' * (len(late) != 1)} of more than {USUAL_NS / 1e3:g} us, together "
+            f"{late.sum() / 1e3:,.1f} us, end with work that had been launched before: latency between two pieces of "
+            "work, or a wait that is not recorded (which stream waits for an event is known from cuda_sync records "
+            "only)"
         )
     if nothing := int(counts.get("nothing queued", 0)):
         said.append(

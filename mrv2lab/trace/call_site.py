@@ -97,11 +97,15 @@ def _walk(trace: Trace, targets: Array, around: Array, chains: dict[int, list[in
     is_target = np.isin(both, targets).tolist()
     starts, ends = trace.start[both].tolist(), (trace.start[both] + trace.duration[both]).tolist()
     open_: list[tuple[int, int]] = []
+    crowded = 64
     for event, start, end, target, a_range in zip(
         both.tolist(), starts, ends, is_target, is_range.tolist(), strict=True
     ):
         while open_ and open_[-1][0] <= start and open_[-1][0] < end:
             open_.pop()
+        if len(open_) > crowded:  # ranges that cross leave ended ones below those that still run
+            open_ = [one for one in open_ if one[0] > start or one[0] == end]
+            crowded = 2 * len(open_) + 64
         if target:
             # What crosses the event's end stays open, for it may enclose a later one.
             chains[event] = [one for until, one in reversed(open_) if until >= end]

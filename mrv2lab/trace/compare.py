@@ -11,7 +11,7 @@ import numpy as np
 from mrv2lab.trace.align import Alignment, Method, align, first_possible, match_steps, microseconds
 from mrv2lab.trace.compare_noise import judge
 from mrv2lab.trace.compare_phases import Phases, counts, phases
-from mrv2lab.trace.compare_structure import kernels, waits
+from mrv2lab.trace.compare_structure import kernels, same_events, waits
 from mrv2lab.trace.compare_verdict import HOST_PHASES, Comparability, comparability, kernel_note, label, sentence
 from mrv2lab.trace.steps import steps
 from mrv2lab.trace.trace import Trace, TraceError
@@ -30,10 +30,10 @@ class Comparison:
     frame: pd.DataFrame
     """One row a quantity: ``group`` (``step`` or ``phase``), ``phase`` (of a step: ``host``, its range;
     ``host phases``, the sum of our phases; ``device``, first start to last end; ``device busy``), ``n_a``, ``n_b``
-    (values, one a step), ``median_a_ns``, ``median_b_ns``, ``q1_a_ns``, ``q3_a_ns``, ``q1_b_ns``, ``q3_b_ns``,
-    ``difference_ns`` (b - a) (nullable), ``ratio`` (b / a), ``p`` (Holm-corrected), ``verdict`` (a faster, b faster,
-    same within noise, cannot tell), ``reason``. A phase that is missing in a step took 0 ns there; one that a trace
-    does not have at all has no values there."""
+    (values, one a step that has it), ``median_a_ns``, ``median_b_ns``, ``q1_a_ns``, ``q3_a_ns``, ``q1_b_ns``,
+    ``q3_b_ns``, ``difference_ns`` (b - a) (nullable), ``ratio`` (b / a), ``p`` (Holm-corrected), ``verdict`` (a
+    faster, b faster, same within noise, cannot tell), ``reason``. A phase has a value in each step that has it; where
+    the two differ in how many those are, the reason says so."""
     steps: pd.DataFrame
     """One row a common step: ``step``, ``number``, ``start_ns``, ``end_ns`` (its range in a, on a's axis),
     ``b_start_ns`` (where b's begins on that axis), ``a_ns``, ``b_ns``, ``delta_ns`` (host range, b - a), ``a_gpu_ns``,
@@ -81,8 +81,15 @@ def compare(a: Trace, b: Trace, align: Method = "auto", *, step: int | str | Non
     or models are different ones, or modelled times would be held against measured ones.
 
     Raises:
+        TypeError: something else than two Traces.
         TraceError: a trace holds no events, or cannot be aligned this way.
     """
+    for given in (a, b):
+        if not isinstance(given, Trace):
+            raise TypeError(
+                f"compare() takes two Traces, got {type(given).__name__}: "
+                "Trace.load(path) reads a file, and a Run has its trace in .trace"
+            )
     for trace in (a, b):
         if not len(trace):
             raise TraceError(f"{trace.info.title} holds no events, so there is nothing to compare")
@@ -109,6 +116,9 @@ def compare(a: Trace, b: Trace, align: Method = "auto", *, step: int | str | Non
         found.notes.append("one run each: what slowed the machine in one of them counts as a difference; repeat both")
     runners = {trace.info.extra.get("runner") for trace in (a, b)}
     said = sentence(names, frame, counted, found, len(left), len(runners - {None}) > 1)
+    if same_events(a, b):
+        found.notes.insert(0, f"{names[0]} and {names[1]} hold the same events: a trace beside itself")
+        said = f"A trace beside itself (both hold the same events). {said}"
     return Comparison(
         titles=names,
         frame=frame,
@@ -170,6 +180,9 @@ def _frame(
             row["reason"] = of_scope[0]
         else:
             row["verdict"], row["reason"] = judged[group, name].call, judged[group, name].reason
+        if known and len(of_a) != len(of_b):
+            steps_with = f"in {len(of_a):,} of {len(left):,} common steps of {titles[0]}, {len(of_b):,} of {titles[1]}"
+            row["reason"] = f"{row['reason']}; {steps_with}" if row["reason"] else steps_with
         rows.append(row)
     frame = pd.DataFrame(rows, columns=_COLUMNS)
     return frame.astype({column: "Int64" for column in _COLUMNS if column.endswith("_ns")})
@@ -197,9 +210,8 @@ def _phases(
     if of_a.source != of_b.source:
         found.notes.append(f"no phases to compare: {_what(titles[0], of_a)}, {_what(titles[1], of_b)}")
         return {}
-    nothing = np.empty(0, np.int64)
     names = dict.fromkeys([*of_a.times, *of_b.times])
-    pairs = {name: (of_a.times.get(name, nothing), of_b.times.get(name, nothing)) for name in names}
+    pairs = {name: (of_a.where_seen(name), of_b.where_seen(name)) for name in names}
     if of_a.source == "phases":
         total = [np.sum([side.times[name] for name in side.times if "/" not in name], axis=0) for side in (of_a, of_b)]
         pairs = {HOST_PHASES: (total[0], total[1])} | pairs

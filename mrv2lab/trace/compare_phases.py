@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,12 @@ class Phases(NamedTuple):
     ``annotations``, or ``none``."""
     # each [k] int64: ns in the step, 0 where the phase was not in it
     times: dict[str, Array]
+    # each [k] bool: whether the phase was in the step
+    seen: dict[str, Array]
+
+    def where_seen(self, name: str) -> Array:
+        """[m] int64: ns in the steps that have the phase; empty for a phase that none has."""
+        return self.times[name][self.seen[name]] if name in self.times else np.empty(0, np.int64)
 
 
 def phases(trace: Trace, steps: pd.DataFrame) -> Phases:
@@ -47,11 +54,12 @@ def phases(trace: Trace, steps: pd.DataFrame) -> Phases:
     owner, _ = _owners(trace, steps)
     ours = trace.mask("phase") & (owner >= 0)
     if ours.any():
-        return Phases("phases", _times(trace, np.flatnonzero(ours), owner, len(steps)))
+        return Phases("phases", *_times(trace, np.flatnonzero(ours), owner, len(steps)))
     ranges = trace.mask("annotation") & trace.named(lambda name: parse_step(name) is None) & (owner >= 0)
     frames = np.flatnonzero(_runner_frames(trace, owner >= 0))
-    times = _times(trace, np.flatnonzero(ranges), owner, len(steps)) | _times(trace, frames, owner, len(steps))
-    return Phases("frames" if len(frames) else "annotations" if times else "none", times)
+    of_ranges, of_frames = (_times(trace, events, owner, len(steps)) for events in (np.flatnonzero(ranges), frames))
+    source = "frames" if len(frames) else "annotations" if of_ranges[0] else "none"
+    return Phases(source, of_ranges[0] | of_frames[0], of_ranges[1] | of_frames[1])
 
 
 def _runner_frames(trace: Trace, within: Array) -> Array:
@@ -73,8 +81,8 @@ def phase_name(name: str) -> str:
     return found.function if found is not None else name.removeprefix(PHASE_PREFIX)
 
 
-def _times(trace: Trace, events: Array, owner: Array, count: int) -> dict[str, Array]:
-    """Name -> [count] ns."""
+def _times(trace: Trace, events: Array, owner: Array, count: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Name -> [count] ns, and name -> [count] bool: in which steps it was."""
     phase_names = [phase_name(name) for name in trace.names]
     ids = {name: index for index, name in enumerate(dict.fromkeys(phase_names))}
     of_name = np.array([ids[name] for name in phase_names] or [0], np.int64)[trace.name[events]]
@@ -82,20 +90,19 @@ def _times(trace: Trace, events: Array, owner: Array, count: int) -> dict[str, A
     order = np.lexsort((trace.start[events], trace.lane[events], of_name))
     events, of_name = events[order], of_name[order]
     group = of_name * len(trace.lanes) + trace.lane[events]
-    outermost = np.ones(len(events), bool)
-    for one in np.unique(group):
-        mine = np.flatnonzero(group == one)
-        reach = np.maximum.accumulate(trace.end[events[mine]])
-        outermost[mine[1:]] = trace.end[events[mine[1:]]] > reach[:-1]
+    ends, outermost = trace.start[events] + trace.duration[events], np.ones(len(events), bool)
+    for one in _runs(group):
+        outermost[one][1:] = ends[one][1:] > np.maximum.accumulate(ends[one])[:-1]
     events, of_name = events[outermost], of_name[outermost]
     names = list(ids)
-    times = {}
-    for one in np.unique(of_name):
-        mine = events[of_name == one]
-        times[names[one]] = np.zeros(count, np.int64)
-        np.add.at(times[names[one]], owner[mine], trace.duration[mine])
+    times, seen = {}, {}
+    for one in _runs(of_name):
+        mine, name = events[one], names[of_name[one.start]]
+        times[name] = np.zeros(count, np.int64)
+        np.add.at(times[name], owner[mine], trace.duration[mine])
+        seen[name] = np.bincount(owner[mine], minlength=count) > 0
     first = {names[one]: int(trace.start[events[of_name == one]].min()) for one in np.unique(of_name)}
-    return {name: times[name] for name in sorted(times, key=first.__getitem__)}
+    return {name: times[name] for name in sorted(times, key=first.__getitem__)}, seen
 
 
 def counts(trace: Trace, steps: pd.DataFrame) -> dict[str, Array]:
@@ -117,7 +124,7 @@ def counts(trace: Trace, steps: pd.DataFrame) -> dict[str, Array]:
 def _by_marks(trace: Trace, owner: Array, marks: dict[int, str], count: int) -> dict[str, Array]:
     events = np.array([event for event in marks if owner[event] >= 0], np.int64)
     kinds = np.array([marks[event] for event in events.tolist()], object)
-    moved = np.array([trace.args(event).get("nbytes", 0) for event in events.tolist()], np.int64)
+    moved = np.array([_bytes(trace.args(event)) for event in events.tolist()], np.int64)
     found = {"launches": _counted(owner[events[np.isin(kinds, list(LAUNCHES))]], count)}
     found["device work"] = _counted(owner[np.flatnonzero(trace.mask(*DEVICE_KINDS))], count)
     for kind, what, nbytes in (
@@ -164,3 +171,14 @@ def _owners(trace: Trace, steps: pd.DataFrame) -> tuple[Array, dict[int, str]]:
         elif calls[event]:
             marks[event] = str(args.get("mark", ""))
     return owner, marks
+
+
+def _runs(values: Array) -> list[slice]:
+    """The stretches of equal values, where equal ones lie together."""
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1, [len(values)]]).tolist()
+    return [slice(low, high) for low, high in pairwise(edges) if high > low]
+
+
+def _bytes(args: dict[str, Any]) -> int:
+    found = args.get("nbytes")
+    return found if isinstance(found, int) else 0

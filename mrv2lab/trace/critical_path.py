@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mrv2lab.trace.call_site import enclosing, user_frames
 from mrv2lab.trace.devices import NO_GPU
 from mrv2lab.trace.path_graph import PathGraph
+from mrv2lab.trace.path_names import HOST, HostNames
 from mrv2lab.trace.steps import step_of, steps
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace, TraceError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESOURCES: tuple[str, ...] = (
-    "host",  # between launches and waits: named after what the next launch belongs to
+    "host",  # between launches and waits: named after what ran there, else after what it leads to
     "launch",  # inside a call that launches
     "device",  # kernels, memsets, graphs
     "copy",
@@ -35,13 +35,14 @@ before it, and whose launch had begun by then, was held up by that work, not by 
 
 
 class Segment(NamedTuple):
-    """One row; ``towards`` is the call that a stretch of host time leads to."""
+    """One row; ``lane`` is the host's, ``towards`` the call that a stretch of its time leads to."""
 
     resource: str
     name: str
     start: int
     end: int
     event: int
+    lane: int = -1
     towards: int = -1
 
 
@@ -62,7 +63,7 @@ def critical_path(trace: Trace, step: int | str | None = None) -> pd.DataFrame:
     walk = _Walk(trace, start)
     walk.back(end, last, host)
     segments = _named(trace, walk.segments[::-1])
-    table = pd.DataFrame(segments, columns=list(Segment._fields)).drop(columns="towards")
+    table = pd.DataFrame(segments, columns=list(Segment._fields)).drop(columns=["lane", "towards"])
     table = table.rename(columns={"start": "start_ns", "end": "end_ns"})
     table.insert(4, "duration_ns", table["end_ns"] - table["start_ns"])
     table["lane"] = [str(trace.lane_of(event)) if event >= 0 else "" for event in table["event"]]
@@ -105,10 +106,12 @@ class _Walk:
         self.segments: list[Segment] = []
         self._seen: set[int] = set()
 
-    def _add(self, resource: str, name: str, start: int, end: int, event: int, towards: int = -1) -> None:
+    def _add(
+        self, resource: str, name: str, start: int, end: int, event: int, lane: int = -1, towards: int = -1
+    ) -> None:
         start = max(start, self.origin)
         if end > start:
-            self.segments.append(Segment(resource, name, start, end, event, towards))
+            self.segments.append(Segment(resource, name, start, end, event, lane, towards))
 
     def back(self, now: int, work: int, lane: int) -> None:
         """From the moment ``now``, at the end of ``work``, or of host time on ``lane`` where ``work`` is -1."""
@@ -180,30 +183,23 @@ class _Walk:
             begin, back = int(self.trace.start[call]), min(self.graph.end(call), end)
             if begin >= end:  # inside the call that was just added
                 continue
-            self._add("host", "host", back, end, -1, towards)
+            self._add("host", HOST, back, end, -1, lane, towards)
             self._add("launch", self.trace.name_of(call), begin, back, call)
             end, towards = begin, call
-        self._add("host", "host", start, end, -1, towards)
+        self._add("host", HOST, start, end, -1, lane, towards)
 
 
 def _named(trace: Trace, segments: list[Segment]) -> list[Segment]:
-    """Host time is named after the phase, the outermost operator or the user's function around the call it leads to."""
-    towards = [one.towards for one in segments if one.resource == "host" and one.towards >= 0]
-    names = {}
-    for call, chain in zip(towards, enclosing(trace, towards), strict=True):
-        phases = [event for event in chain if trace.kind_of(event) == "phase"]
-        operators = [event for event in chain if trace.kind_of(event) == "op"]
-        for event in phases[-1:] or operators[-1:]:
-            names[call] = trace.name_of(event), event
-        if call not in names:
-            users = user_frames(trace, chain)
-            names[call] = users[0].function if users else str(trace.args(call).get("phase") or "host"), -1
-    return [
-        one._replace(name=names[one.towards][0], event=names[one.towards][1])
-        if one.resource == "host" and one.towards in names
-        else one
-        for one in segments
-    ]
+    """Host time, cut and named by what ran in it (:mod:`mrv2lab.trace.path_names`)."""
+    names = HostNames(trace, [one.towards for one in segments if one.resource == "host" and one.towards >= 0])
+    named = []
+    for one in segments:
+        if one.resource != "host":
+            named.append(one)
+            continue
+        for start, end, name, event in names.pieces(one.start, one.end, one.lane, one.towards):
+            named.append(one._replace(start=start, end=end, name=name, event=event))
+    return named
 
 
 def _cannot_say(trace: Trace, table: pd.DataFrame, last: int) -> list[str]:

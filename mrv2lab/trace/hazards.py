@@ -8,7 +8,6 @@ there a hazard is a write without a wait that had made sure of the read. Whether
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from mrv2lab.trace.happens_before import HappensBefore
 from mrv2lab.trace.links import links
 from mrv2lab.trace.mark_waits import mark_kind
+from mrv2lab.trace.members import members
 from mrv2lab.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def hazards(trace: Trace) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if parts := members(trace):
+        return _of_members(parts)
     rows: list[tuple[Any, ...]] = []
     reads, writes, later, missing = _marks(trace)
     order = HappensBefore(trace) if trace.info.modelled and reads else None
@@ -82,6 +84,22 @@ def hazards(trace: Trace) -> pd.DataFrame:
     return table
 
 
+def _of_members(parts: list[tuple[Array, Trace]]) -> pd.DataFrame:
+    """The rows of every member of a merged trace, whose buffers and streams have names of their own."""
+    import pandas as pd
+
+    tables = [(hazards(part), events, part.info.title) for events, part in parts]
+    moved = []
+    for table, events, _ in tables:
+        of_whole = {name: events[table[name].to_numpy(np.int64)] for name in ("read_event", "write_event")}
+        moved.append(table.assign(**of_whole))
+    found = pd.concat(moved, ignore_index=True).sort_values(
+        ["write_ns", "read_event"], kind="stable", ignore_index=True
+    )
+    found.attrs["cannot_say"] = [f"{title}: {one}" for table, _, title in tables for one in table.attrs["cannot_say"]]
+    return found
+
+
 def _marks(
     trace: Trace,
 ) -> tuple[dict[str, list[tuple[_Mark, int]]], dict[str, list[_Mark]], dict[str, list[_Mark]], list[str]]:
@@ -97,7 +115,7 @@ def _marks(
         args = trace.args(event)
         kind = mark_kind(args)
         marked |= bool(kind)
-        mark = _Mark(event, int(trace.start[event]), int(args.get("step", -1)), int(args.get("nbytes") or 0))
+        mark = _Mark(event, int(trace.start[event]), _integer(args.get("step"), -1), _integer(args.get("nbytes"), 0))
         if kind == "publish":
             for name in _static(args.get("writes")):
                 writes.setdefault(name, []).append(mark)
@@ -132,9 +150,13 @@ def _marks(
     return reads, writes, copies, missing
 
 
-def _static(names: Iterable[str] | None) -> list[str]:
+def _integer(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
+
+
+def _static(names: Any) -> list[str]:
     """Names whose memory is the same each time."""
-    return [name for name in names or () if not name.endswith(TEMPORARY)]
+    return [str(name) for name in names if not str(name).endswith(TEMPORARY)] if isinstance(names, list) else []
 
 
 def _fit(writes: list[_Mark]) -> list[bool]:

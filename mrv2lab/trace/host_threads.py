@@ -43,19 +43,27 @@ def thread_of_lane(trace: Trace) -> Array:
 
 def host_threads(trace: Trace, threads: Array) -> dict[int, HostThread]:
     """Those threads of the trace, by the numbers of :func:`thread_of_lane`."""
-    from mrv2lab.trace.syncs import blocked as blocked_on
+    from mrv2lab.trace.syncs import waits_of
 
     of_lane = thread_of_lane(trace)
     thread = of_lane[trace.lane]
-    launching = links(trace).work > 0
-    working = trace.mask(*WORKING)
+    wanted = np.unique(threads)
+    waits = _by_thread(waits_of(trace), thread, wanted)
+    launches = _by_thread(np.flatnonzero(links(trace).work > 0), thread, wanted)
+    works = _by_thread(np.flatnonzero(trace.mask(*WORKING)), thread, wanted)
     found = {}
-    for number in np.unique(threads).tolist():
-        waits = [blocked_on(trace, int(lane)) for lane in np.flatnonzero(of_lane == number)]
-        blocked = union(np.concatenate([one.start for one in waits]), np.concatenate([one.end for one in waits]))
-        launches = np.flatnonzero(launching & (thread == number))
-        launched = union(trace.start[launches], trace.end[launches])
-        events = np.flatnonzero(working & (thread == number))
-        worked = union(trace.start[events], trace.end[events])
+    for place, number in enumerate(wanted.tolist()):
+        blocked, launched, worked = (
+            union(trace.start[events[place]], trace.start[events[place]] + trace.duration[events[place]])
+            for events in (waits, launches, works)
+        )
         found[number] = HostThread(blocked, subtract(launched, blocked), subtract(subtract(worked, blocked), launched))
     return found
+
+
+def _by_thread(events: Array, thread: Array, wanted: Array) -> list[Array]:
+    """The events of each wanted thread; ``thread`` has the number of every event of the trace."""
+    order = events[np.argsort(thread[events], kind="stable")]
+    numbers = thread[order]
+    first, last = (np.searchsorted(numbers, wanted, side=side) for side in ("left", "right"))
+    return [order[low:high] for low, high in zip(first, last, strict=True)]

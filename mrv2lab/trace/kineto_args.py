@@ -35,7 +35,10 @@ class Arguments:
     def pack(self) -> None:
         """Turn those of the piece into text."""
         # One block for all: orjson leaves a hole of kilobytes behind each of its small texts as long as they live.
-        texts = list(map(orjson.dumps, self.waiting))
+        try:
+            texts = list(map(orjson.dumps, self.waiting))
+        except TypeError:  # one nests deeper than can be written
+            texts = list(map(_text, self.waiting))
         self._blobs.append(b"".join(texts))
         self._lengths.append(np.fromiter(map(len, texts), np.int64, len(texts)))
         self._packed += len(texts)
@@ -48,3 +51,10 @@ class Arguments:
         blob = b"".join(self._blobs)
         self._blobs.clear()
         return ArgStore(blob, offsets)
+
+
+def _text(args: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(args)
+    except TypeError:
+        return b'{"args":"nested too deeply to be kept"}'

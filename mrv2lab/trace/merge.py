@@ -19,7 +19,8 @@ def merge(traces: Sequence[Trace], alignment: Alignment) -> Trace:
     """One trace of all events. Lanes get the trace's rank (or title) in front of their process, which also keeps apart
     devices of one number (:mod:`mrv2lab.trace.devices`); correlation ids are numbered anew.
 
-    ``info.extra`` holds ``traces`` (title, path, rank, offset of each) and ``alignment``. Time 0 is the earliest event,
+    ``info.extra`` holds ``traces`` (title, path, rank, offset of each, and what :mod:`mrv2lab.trace.members` needs to
+    tell them apart again) and ``alignment``. Time 0 is the earliest event,
     on the first trace's clock.
 
     Raises:
@@ -34,7 +35,7 @@ def merge(traces: Sequence[Trace], alignment: Alignment) -> Trace:
     lanes: dict[Lane, int] = {}
     columns: dict[str, list[Array]] = {}
     devices: list[dict[str, Any]] = []
-    correlations = arguments = 0
+    correlations, arguments = 1, 0  # a file takes 0 for none
     for trace, prefix, offset in zip(traces, prefixes, alignment.offsets_ns, strict=True):
         name_at = np.array([names.setdefault(name, len(names)) for name in trace.names] or [0], np.int32)
         moved = [_moved(lane, prefix, trace.info.rank) for lane in trace.lanes]
@@ -104,7 +105,16 @@ def _info(
     infos = [trace.info for trace in traces]
     items = [set(info.versions.items()) for info in infos]
     members = [
-        {"title": info.title, "path": info.path, "rank": info.rank, "prefix": prefix, "offset_ns": offset}
+        {
+            "title": info.title,
+            "path": info.path,
+            "rank": info.rank,
+            "prefix": prefix,
+            "offset_ns": offset,
+            "producer": info.producer,
+            "modelled": info.modelled,
+            "extra": info.extra if info.producer == "merged" else {},
+        }
         for info, prefix, offset in zip(infos, prefixes, alignment.offsets_ns, strict=True)
     ]
     return TraceInfo(

@@ -27,12 +27,15 @@ def parents(trace: Trace, inner: Array, outer: Array | None = None) -> Array:
     starts = trace.start[order].tolist()
     result = np.full(len(order), -1, np.int64)
     stack: list[tuple[int, int]] = []
-    lane = -1
+    lane, crowded = -1, 64
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if lanes[place] != lane:
-            lane, stack = lanes[place], []
+            lane, stack, crowded = lanes[place], [], 64
         while stack and stack[-1][0] < start:
             stack.pop()
+        if len(stack) > crowded:  # ranges that cross leave ended ones below those that still run
+            stack = [one for one in stack if one[0] >= start]
+            crowded = 2 * len(stack) + 64
         if is_inner[place]:
             # What crosses the event's end stays on the stack, for it may enclose a later one.
             result[place] = next((order[above] for until, above in reversed(stack) if until >= end), -1)

@@ -86,23 +86,23 @@ def _union(trace: Trace, events: Array) -> Intervals:
 def _several_streams(trace: Trace, events: Array) -> Intervals:
     """When two or more lanes run any of ``events``."""
     lanes = trace.lane[events]
-    seen, twice = _union(trace, events[:0]), _union(trace, events[:0])
-    for lane in np.unique(lanes):
-        mine = _union(trace, events[lanes == lane])
-        both = intersect(seen, mine)
-        twice = union(np.concatenate([twice.start, both.start]), np.concatenate([twice.end, both.end]))
-        seen = union(np.concatenate([seen.start, mine.start]), np.concatenate([seen.end, mine.end]))
-    return twice
+    each = [_union(trace, events[lanes == lane]) for lane in np.unique(lanes)]
+    empty = np.empty(0, np.int64)
+    edges = np.concatenate([empty, *(one.start for one in each), *(one.end for one in each)])
+    order = np.argsort(edges, kind="stable")
+    running = np.cumsum(np.repeat([1, -1], len(edges) // 2)[order])
+    several = np.flatnonzero(running[:-1] >= 2)
+    return union(edges[order][several], edges[order][several + 1])
 
 
 def _launching_hosts(trace: Trace, devices: list[Array]) -> list[Intervals]:
     """For each device, when the threads that launched its work did anything but wait."""
-    of_lane = thread_of_lane(trace)
+    of_lane, launch = thread_of_lane(trace), links(trace).launch
+    launching = [np.unique(of_lane[trace.lane[calls[calls >= 0]]]) for calls in (launch[events] for events in devices)]
+    hosts = host_threads(trace, np.concatenate([np.empty(0, np.int64), *launching]))
     found = []
-    for events in devices:
-        launch = links(trace).launch[events]
-        threads = np.unique(of_lane[trace.lane[launch[launch >= 0]]])
-        parts = [part for host in host_threads(trace, threads).values() for part in (host.launching, host.working)]
+    for threads in launching:
+        parts = [part for one in threads.tolist() for part in (hosts[one].launching, hosts[one].working)]
         starts, ends = [part.start for part in parts], [part.end for part in parts]
         empty = np.empty(0, np.int64)
         found.append(union(np.concatenate([empty, *starts]), np.concatenate([empty, *ends])))

@@ -10,10 +10,13 @@ import numpy as np
 from mrv2lab.trace.host_threads import thread_of_lane
 from mrv2lab.trace.intervals import leaders
 from mrv2lab.trace.links import links
+from mrv2lab.trace.members import member_of_lane
 from mrv2lab.trace.syncs import points_of
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace
 
 Array = np.ndarray[Any, Any]
+
+_NONE = np.empty(0, np.int64)
 
 
 class Wait(NamedTuple):
@@ -41,19 +44,23 @@ class PathGraph:
         thread = thread_of_lane(trace)
         self._thread: list[int] = thread.tolist()
         calls = np.flatnonzero(links(trace).work > 0)
-        self._calls = {
-            int(one): calls[thread[trace.lane[calls]] == one] for one in np.unique(thread[trace.lane[calls]])
-        }
+        self._calls: dict[int, tuple[Array, Array]] = {}
+        """Thread -> its calls that launch work, and their starts."""
+        for one in np.unique(thread[trace.lane[calls]]):
+            mine = calls[thread[trace.lane[calls]] == one]
+            self._calls[int(one)] = mine, trace.start[mine]
         self._waits: dict[int, list[Wait]] = {}
-        self._held: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        """(device, stream) -> when it was told to wait, ascending, and for which work."""
+        self._member = member_of_lane(trace).tolist()
+        self._held: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """(member, device, stream) -> when it was told to wait, ascending, and for which work."""
         for point in points_of(trace)[0]:
             for event in point.waits:
                 wait = Wait(int(trace.start[event]), self.end(event), event, point.awaited)
                 self._waits.setdefault(self._thread[int(trace.lane[event])], []).append(wait)
             if point.kind == "device-side wait" and point.awaited >= 0:
                 told = int(trace.start[point.event])
-                self._held.setdefault((point.device, point.stream), []).append((told, point.awaited))
+                key = self._member[int(trace.lane[point.event])], point.device, point.stream
+                self._held.setdefault(key, []).append((told, point.awaited))
         for waits in self._waits.values():
             waits.sort()
         for held in self._held.values():
@@ -72,7 +79,7 @@ class PathGraph:
         to wait for in between, whichever ended later; -1: none."""
         before = int(self._on_stream[work])
         lane = self.trace.lane_of(work)
-        told = self._held.get((lane.device, lane.stream), [])
+        told = self._held.get((self._member[int(self.trace.lane[work])], lane.device, lane.stream), [])
         launch = self.launch(work)
         place = bisect_left(told, (int(self.trace.start[launch]), -1)) if told and launch >= 0 else 0
         if not place:
@@ -91,8 +98,7 @@ class PathGraph:
 
     def calls_within(self, lane: int, start: int, end: int) -> list[int]:
         """The calls of a lane's thread that begin in ``[start, end)`` and launch work; of nested ones the outermost."""
-        calls = self._calls.get(self._thread[lane], np.empty(0, np.int64))
-        begins = self.trace.start[calls]
+        calls, begins = self._calls.get(self._thread[lane], (_NONE, _NONE))
         inside = calls[np.searchsorted(begins, start, side="left") : np.searchsorted(begins, end, side="left")]
         if not len(inside):
             return []

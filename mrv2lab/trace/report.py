@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 def report(trace: Trace) -> dict[str, Any]:
     """Plain values only (int, float, str, bool, None, lists and dictionaries of them); times in ns.
 
-    ``title``, ``producer``, ``modelled``, ``events``, ``problems`` (sentences about the file), ``verdict`` (label and
-    sentence), ``gpu_span_ns``, ``gpu_busy_ns`` (all devices together), ``gpu_events``, ``devices`` (rows of
-    :func:`mrv2lab.trace.busy.busy`), ``same_stream_overlaps`` (how many), ``same_stream_labels`` (how many of each
-    label), ``orphan_gpu_events``, ``max_kernels_per_launch``, ``max_queue_depth``, ``gaps`` (by cause: how many, how
-    long), ``overlap``, ``kernels`` (the ten longest), ``copies``, ``launches``, ``syncs``, ``steps`` (rows of those
-    analyses) and ``cannot_say`` (what the file does not hold, each sentence once).
+    ``title``, ``producer``, ``modelled``, ``events``, ``cut_off`` (the file ends before its events do), ``problems``
+    (sentences about the file), ``verdict`` (label and sentence), ``outside`` (of the devices' span:
+    :func:`mrv2lab.trace.verdict.outside`), ``gpu_span_ns``, ``gpu_busy_ns`` (all devices together), ``gpu_events``,
+    ``devices`` (rows of :func:`mrv2lab.trace.busy.busy`), ``same_stream_overlaps`` (how many), ``same_stream_labels``
+    (how many of each label), ``orphan_gpu_events``, ``max_kernels_per_launch``, ``max_queue_depth``, ``gaps`` (by
+    cause: how many, how long), ``overlap``, ``kernels`` (the ten longest), ``copies``, ``launches``, ``waits`` (by
+    kind: :func:`mrv2lab.trace.wait_totals.wait_totals`), ``syncs`` (waits of the host first, the longest first),
+    ``steps`` (rows of those analyses) and ``cannot_say`` (what the file does not hold, each sentence once).
     """
     from mrv2lab.trace.syncs import syncs
-    from mrv2lab.trace.verdict import verdict
+    from mrv2lab.trace.verdict import cut_off, outside, verdict
+    from mrv2lab.trace.wait_totals import longest_first, wait_totals
 
     by_device, idle, depth, at_once = busy(trace), gaps(trace), queue_depth(trace), overlap(trace)
     same, waits, of_steps = same_stream_overlaps(trace), syncs(trace), steps(trace)
@@ -36,14 +39,16 @@ def report(trace: Trace) -> dict[str, Any]:
     judged = verdict(trace)
     everything = by_device[by_device["device"] == "all"]
     by_cause = idle.groupby("cause", sort=True)["duration_ns"].agg(["count", "sum"])
-    frames = (by_device, of_steps, idle, depth, at_once, same, waits, names, moved, calls)
+    frames = (by_device, of_steps, waits, idle, depth, at_once, same, names, moved, calls)
     return {
         "title": trace.info.title,
         "producer": trace.info.producer,
         "modelled": trace.info.modelled,
         "events": len(trace),
+        "cut_off": cut_off(trace),
         "problems": [str(problem) for problem in trace.problems],
         "verdict": {"label": judged.label, "sentence": judged.sentence},
+        "outside": outside(trace),
         "gpu_span_ns": int(everything["span_ns"].sum()),
         "gpu_busy_ns": int(everything["busy_ns"].sum()),
         "gpu_events": int(trace.mask(*DEVICE_KINDS).sum()),
@@ -61,7 +66,8 @@ def report(trace: Trace) -> dict[str, Any]:
         "kernels": rows(names.head(10)),
         "copies": rows(moved),
         "launches": rows(calls),
-        "syncs": rows(waits),
+        "waits": rows(wait_totals(trace)),
+        "syncs": rows(longest_first(waits)),
         "steps": rows(of_steps),
         "cannot_say": list(dict.fromkeys(said for frame in frames for said in frame.attrs["cannot_say"])),
     }

@@ -163,7 +163,7 @@ def _told(trace: Trace, ranges: Array, owner: Array) -> None:
         if name is not None:
             row_of[lane.process, lane.rank, name.number] = row
     for event in np.flatnonzero(recorded).tolist():
-        if (number := trace.args(event).get("step")) is not None:
+        if isinstance(number := trace.args(event).get("step"), int):
             lane = trace.lane_of(event)
             owner[event] = row_of.get((lane.process, lane.rank, number), -1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,14 @@ class SyncPoint:
     stream: int = -1
     barrier: bool = False
     step: str | None = None
+
+    def moved(self, events: Array) -> SyncPoint:
+        """The same where event i of the trace is number ``events[i]`` of another."""
+        moved: dict[str, Any] = {name: events[getattr(self, name)].tolist() for name in ("calls", "waits", "chain")}
+        for name in ("event", "record", "frame", "outermost", "awaited"):
+            place = getattr(self, name)
+            moved[name] = int(events[place]) if place >= 0 else -1
+        return replace(self, **moved)
 
 
 class Finder:
@@ -288,14 +296,19 @@ def _first_work(trace: Trace) -> dict[int, int]:
 
 
 def _recorded_at(trace: Trace) -> dict[int, int]:
-    """When each event was recorded on its stream, by the correlation id of the call."""
+    """When each event was recorded on its stream, by the correlation id of the call as the file writes it: that is
+    what records of waits go by."""
     is_record = np.array(["EventRecord" in name for name in trace.names] or [False])
     calls = np.flatnonzero(trace.mask("runtime") & is_record[trace.name] & (trace.correlation >= 0))
-    return {int(trace.correlation[event]): int(trace.start[event]) for event in calls}
+    return {
+        _number(trace.args(event).get("correlation"), int(trace.correlation[event])): int(trace.start[event])
+        for event in calls.tolist()
+    }
 
 
 def _number(value: Any, otherwise: int) -> int:
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
         return otherwise
+    return found if abs(found) < 1 << 62 else otherwise

@@ -16,6 +16,7 @@ from mrv2lab.trace.awaited import Awaited
 from mrv2lab.trace.call_site import RANGES, frame
 from mrv2lab.trace.intervals import Intervals, union
 from mrv2lab.trace.mark_waits import mark_points, of_ours
+from mrv2lab.trace.members import members
 from mrv2lab.trace.sync_kinds import READING_OPS, plain
 from mrv2lab.trace.sync_points import Finder, SyncPoint
 from mrv2lab.trace.trace import Trace
@@ -44,7 +45,8 @@ def syncs(trace: Trace) -> pd.DataFrame:
       work is follows from the profiler's synchronisation records, or from the copy in the same operator;
     - ``overhead_ns``: the profiler's overhead within the caller's stretch (the call's, where there is no caller).
       No other column has it subtracted;
-    - ``unexplained_ns``: the caller's stretch without calls and overhead.
+    - ``unexplained_ns``: the caller's stretch without calls and overhead; ``before_ns`` and ``after_ns`` say where it
+      lies: in front of the (first) call and behind the (last) one. Between two calls is the rest.
 
     ``host_waits`` (False: a stream waited, an event was only asked for, or an asynchronous copy returned before it was
     done), ``site`` (``file:line`` where the innermost frame of the user was entered), ``caller`` (functions,
@@ -53,6 +55,8 @@ def syncs(trace: Trace) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if parts := members(trace):
+        return _of_members(parts)
     points, cannot_say = points_of(trace)
     event = np.array([point.event for point in points], np.int64)
     api = np.array([point.api_ns for point in points], np.int64)
@@ -72,7 +76,7 @@ def syncs(trace: Trace) -> pd.DataFrame:
             "caller_ns": seen[1],
             "gpu_wait_ns": np.array([point.gpu_wait_ns for point in points], np.int64),
             "overhead_ns": overhead.length_within(begin, end),
-            "unexplained_ns": np.where(known, _unexplained(trace, points, seen, overhead), -1).astype(np.int64),
+            **_unexplained(trace, points, seen, overhead),
             "host_waits": np.array([bool(point.waits) for point in points], bool),
             "site": [point.site for point in points],
             "caller": [point.caller for point in points],
@@ -93,13 +97,14 @@ def syncs(trace: Trace) -> pd.DataFrame:
 def blocked(trace: Trace, lane: int | None = None) -> Intervals:
     """The time in which a host thread (that of ``lane``, any without it) stood still in a wait: in the runtime's call,
     and where none was recorded, in the frame or the record."""
-    starts, ends = [], []
-    for point in points_of(trace)[0]:
-        for event in point.waits:
-            if lane is None or trace.lane[event] == lane:
-                starts.append(int(trace.start[event]))
-                ends.append(int(trace.start[event] + trace.duration[event]))
-    return union(np.array(starts, np.int64), np.array(ends, np.int64))
+    events = waits_of(trace)
+    events = events if lane is None else events[trace.lane[events] == lane]
+    return union(trace.start[events], trace.start[events] + trace.duration[events])
+
+
+def waits_of(trace: Trace) -> Array:
+    """[k] int64: positions of the calls, frames and records in which the host stood still."""
+    return np.array([event for point in points_of(trace)[0] for event in point.waits], np.int64)
 
 
 def blocking(trace: Trace, start: Array, end: Array, lane: int | None = None) -> Array:
@@ -147,6 +152,10 @@ def frames(trace: Trace, name: str) -> pd.DataFrame:
 
 def points_of(trace: Trace) -> tuple[list[SyncPoint], list[str]]:
     """Found once a trace."""
+    if trace not in _KNOWN and (parts := members(trace)):
+        each = [(events, *points_of(part)) for events, part in parts]
+        moved = [point.moved(events) for events, points, _ in each for point in points]
+        _KNOWN[trace] = moved, [one for _, _, said in each for one in said]
     if trace not in _KNOWN:
         awaited = Awaited(trace)
         ours = of_ours(trace)
@@ -158,6 +167,17 @@ def points_of(trace: Trace) -> tuple[list[SyncPoint], list[str]]:
             points, said = [*points, *found], [*said, *missing]
         _KNOWN[trace] = points, said
     return _KNOWN[trace]
+
+
+def _of_members(parts: list[tuple[Array, Trace]]) -> pd.DataFrame:
+    """The rows of every member of a merged trace, whose records name streams and events of their own."""
+    import pandas as pd
+
+    tables = [(syncs(part), events, part.info.title) for events, part in parts]
+    moved = [table.assign(event=events[table["event"].to_numpy(np.int64)]) for table, events, _ in tables]
+    found = pd.concat(moved, ignore_index=True).sort_values("start_ns", kind="stable", ignore_index=True)
+    found.attrs["cannot_say"] = [f"{title}: {one}" for table, _, title in tables for one in table.attrs["cannot_say"]]
+    return found
 
 
 def _stretch(trace: Trace, events: list[int]) -> tuple[Array, Array]:
@@ -174,17 +194,27 @@ def _overhead(trace: Trace) -> Intervals:
     return union(trace.start[events], trace.start[events] + trace.duration[events])
 
 
-def _unexplained(trace: Trace, points: list[SyncPoint], seen: tuple[Array, Array], overhead: Intervals) -> Array:
-    """[m]: the caller's stretch less the union of calls and overhead within it."""
-    left = np.zeros(len(points), np.int64)
+def _unexplained(
+    trace: Trace, points: list[SyncPoint], seen: tuple[Array, Array], overhead: Intervals
+) -> dict[str, Array]:
+    """``unexplained_ns``, the caller's stretch less the union of calls and overhead within it, and of that
+    ``before_ns`` and ``after_ns`` the calls; each [m] int64, -1: no caller, or (of the latter two) no call."""
+    left = np.full((3, len(points)), -1, np.int64)
     for row, point in enumerate(points):
+        if seen[1][row] < 0:
+            continue
         begin, end = int(seen[0][row]), int(seen[0][row] + seen[1][row])
         calls = np.array(point.calls, np.int64)
         low, high = np.searchsorted(overhead.end, begin, side="right"), np.searchsorted(overhead.start, end)
         starts = np.concatenate([trace.start[calls], overhead.start[low:high]])
         ends = np.concatenate([trace.start[calls] + trace.duration[calls], overhead.end[low:high]])
-        left[row] = end - begin - union(np.clip(starts, begin, end), np.clip(ends, begin, end)).total_ns
-    return left
+        told = union(np.clip(starts, begin, end), np.clip(ends, begin, end))
+        left[0, row] = end - begin - told.total_ns
+        if len(calls):
+            first, last = np.clip([starts[: len(calls)].min(), ends[: len(calls)].max()], begin, end)
+            within = told.length_within(np.array([begin, last]), np.array([first, end]))
+            left[1:, row] = first - begin - within[0], end - last - within[1]
+    return dict(zip(("unexplained_ns", "before_ns", "after_ns"), left, strict=True))
 
 
 def _steps(trace: Trace, points: list[SyncPoint]) -> list[str | None]:
@@ -224,13 +254,28 @@ def _cannot_say(trace: Trace, table: pd.DataFrame) -> list[str]:
     threads = [lane for lane in lanes if trace.lanes[lane].role == "thread"]
     if len(threads) > 1 and (table["overhead_ns"] > 0).any():
         said.append("overhead records name no thread: what overlaps a wait in time may have been another thread's")
-    for row in table.itertuples():
-        waits = row.kind in ("device", "stream", "event", "python frame only")  # operators do other things as well
-        if waits and row.unexplained_ns >= WORTH_SAYING_NS and 2 * row.unexplained_ns > row.caller_ns:
-            others = "one host thread only" if len(threads) == 1 else f"{len(threads)} host threads"
-            said.append(
-                f"{row.unexplained_ns / 1e3:,.1f} us of the {row.caller_ns / 1e3:,.1f} us that {row.call} took for its "
-                f"caller at {row.site or 'an unknown place'} are neither the runtime's call nor recorded overhead; the "
-                f"file holds {others}, so what filled them (another thread holding the GIL, say) cannot be told from it"
-            )
+    said += _long_unexplained(table, len(threads))
+    return said
+
+
+def _long_unexplained(table: pd.DataFrame, threads: int) -> list[str]:
+    """One sentence a call and site, about waits of which most is in nobody's record; the longest first."""
+    waits = table["kind"].isin(("device", "stream", "event", "python frame only"))  # operators do other things as well
+    long = (table["unexplained_ns"] >= WORTH_SAYING_NS) & (2 * table["unexplained_ns"] > table["caller_ns"])
+    groups = [(call, site, rows) for (call, site), rows in table[waits & long].groupby(["call", "site"], sort=False)]
+    others = "one host thread only" if threads == 1 else f"{threads} host threads"
+    said = []
+    for call, site, rows in sorted(groups, key=lambda group: -int(group[2]["unexplained_ns"].sum())):
+        unexplained, caller = rows["unexplained_ns"].sum() / 1e3, rows["caller_ns"].sum() / 1e3
+        times = f" in {len(rows):,} calls together" if len(rows) > 1 else ""
+        known = rows[rows["before_ns"] >= 0]
+        where = ""
+        if len(known):
+            before, after = known["before_ns"].sum() / 1e3, known["after_ns"].sum() / 1e3
+            where = f" ({before:,.1f} us before it, {after:,.1f} us after it)"
+        said.append(
+            f"{unexplained:,.1f} us of the {caller:,.1f} us that {call} took for its caller at "
+            f"{site or 'an unknown place'}{times} are neither the runtime's call{where} nor recorded overhead; the "
+            f"file holds {others}, so what filled them (another thread holding the GIL, say) cannot be told from it"
+        )
     return said

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ class Trace:
 
     # -- columns
 
-    @property
+    @cached_property
     def end(self) -> Array:
         """[n] int64: ns."""
         return self.start + self.duration
@@ -249,14 +250,15 @@ class Trace:
             "duration_ns": self.duration,
             "end_ns": self.end,
             "lane": np.array([str(lane) for lane in lanes], object)[self.lane] if len(self) else [],
-            "device": np.array([lane.device for lane in lanes] or [0], np.int32)[self.lane],
+            "device": np.array([lane.device for lane in lanes] or [0], np.int64)[self.lane],
             "stream": np.array([lane.stream for lane in lanes] or [0], np.int64)[self.lane],
             "correlation": self.correlation,
             "nbytes": self.nbytes,
         }
         for key in args:
             columns[key] = [self.store[int(row)].get(key) for row in self.arg]
-        return pd.DataFrame(columns)
+        frame = pd.DataFrame(columns)
+        return frame if len(self) else frame.astype({"name": "str", "kind": "str", "lane": "str"})
 
 
 COLUMNS: tuple[str, ...] = ("start", "duration", "name", "kind", "lane", "correlation", "nbytes", "arg")

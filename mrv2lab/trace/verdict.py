@@ -11,6 +11,7 @@ from mrv2lab.trace.busy import PARTS, busy, gaps
 from mrv2lab.trace.devices import NO_GPU, device_work
 from mrv2lab.trace.intervals import union
 from mrv2lab.trace.launch_queue import queue_depth, run_ahead
+from mrv2lab.trace.links import links
 from mrv2lab.trace.steps import steps
 from mrv2lab.trace.syncs import blocked, syncs
 from mrv2lab.trace.trace import Trace
@@ -22,6 +23,11 @@ MOST = 0.6
 """A cause of at least this share of the idle time is its main cause."""
 LEAST_WORK = 20
 """Fewer pieces of device work are a beginning or an end of something, not a steady state."""
+
+CUT_OFF: tuple[str, ...] = ("cut off", "ends in the middle of an event")
+"""In the reasons of :class:`~mrv2lab.trace.trace.Problem`: the file ends before its events do."""
+WORTH_SAYING_NS = 50_000
+"""Outside of the devices' span less than this is no part of anything."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,9 @@ class Verdict:
     (the work was launched already), ``unrecorded_share``; ``copy_share`` (of busy time, only copies ran),
     ``device_events``, ``devices``, ``max_queue_depth``, ``median_ahead_ns`` (start of work minus launch),
     ``blocked_ns`` (some thread of the host stood in a wait), ``barrier_ns`` (callers of the input barrier saw),
-    ``overhead_ns`` (the profiler's, within idle time), ``steps``. Empty where there is no device work."""
+    ``overhead_ns`` (the profiler's, within idle time), ``steps``; and outside of the span ``before_ns`` and
+    ``after_ns`` (from the file's first event, and to its last), ``untold_ns`` (of ``before_ns``: between the launch of
+    the first device work and its start). Empty where there is no device work."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -49,11 +57,15 @@ def verdict(trace: Trace) -> Verdict:
     ``device-bound``: devices worked, or were about to begin what was queued, at least :data:`FED` of their span: the
     healthy case. Else by the main cause of their idle time: the launching thread worked or launched (``host-bound``),
     stood in a wait (``waiting``), or neither by far (``mixed``). ``cannot tell``: no device work, less than
-    :data:`LEAST_WORK` pieces of it, or idle time whose cause was not recorded.
+    :data:`LEAST_WORK` pieces of it, or idle time whose cause was not recorded. What lies outside of that stretch counts
+    for nothing, and the sentence says how long it is.
     """
     table = busy(trace)
     work = device_work(trace)
     if not len(work.events):
+        if cut_off(trace):
+            why = "the file was cut off, and no device work is in the part that is there"
+            return Verdict("cannot tell", f"Cannot tell what limits this: {why}.")
         return Verdict("cannot tell", f"Cannot tell what limits this: {NO_GPU}.")
     found = _evidence(trace)
     if len(work.events) < LEAST_WORK:
@@ -66,10 +78,18 @@ def verdict(trace: Trace) -> Verdict:
     label, why = _judge(found)
     modelled = " Device times are modelled." if trace.info.modelled else ""
     span = f"{found['span_ns'] / 1e6:,.1f} ms"
-    devices = "the device" if len(table) == 2 else f"{len(table) - 1} devices together"
-    worked = f"{devices} worked {found['busy_share']:.1%} of {span}"
+    if len(table) == 2:
+        worked = f"the device worked {found['busy_share']:.1%} of the {span} from its first work to its last"
+    else:
+        devices = f"{len(table) - 1} devices together worked {found['busy_share']:.1%} of the {span}"
+        worked = f"{devices} from the first work of each to its last"
     opening = "Cannot tell what limits this" if label == "cannot tell" else label.capitalize()
-    return Verdict(label, f"{opening}: {worked}{why}.{modelled}", found)
+    return Verdict(label, f"{opening}: {worked}{why}.{_outside(found)}{modelled}", found)
+
+
+def cut_off(trace: Trace) -> bool:
+    """Whether the reader found that the file ends before its events do."""
+    return any(said in problem.reason for problem in trace.problems for said in CUT_OFF)
 
 
 def _evidence(trace: Trace) -> dict[str, Any]:
@@ -99,7 +119,38 @@ def _evidence(trace: Trace) -> dict[str, Any]:
         "barrier_ns": int(np.maximum(barrier["caller_ns"], barrier["api_ns"]).clip(lower=0).sum()),
         "overhead_ns": int(idle["overhead_ns"].sum()),
         "steps": len(steps(trace)),
+        **outside(trace),
     }
+
+
+def outside(trace: Trace) -> dict[str, int]:
+    """What lies outside of the stretch from the first device work to the last, ns: ``before_ns``, ``after_ns``,
+    ``untold_ns`` (see :class:`Verdict`). Empty without device work."""
+    events = device_work(trace).events
+    if not len(events):
+        return {}
+    first = int(events[np.argmin(trace.start[events])])
+    begin, launch = int(trace.start[first]), int(links(trace).launch[first])
+    launched = int(trace.end[launch]) if launch >= 0 else begin
+    return {
+        "before_ns": begin - int(trace.start.min()),
+        "after_ns": int(trace.end.max()) - int(trace.end[events].max()),
+        "untold_ns": untold if (untold := begin - launched) > WORTH_SAYING_NS else 0,
+    }
+
+
+def _outside(found: dict[str, Any]) -> str:
+    """A sentence about it, or nothing where it is short."""
+    before, after, untold = (found[f"{name}_ns"] / 1e6 for name in ("before", "after", "untold"))
+    if found["before_ns"] + found["after_ns"] < max(WORTH_SAYING_NS, 0.01 * found["span_ns"]):
+        return ""
+    said = f" Outside of that lie {before:,.1f} ms of the trace before it and {after:,.1f} ms after it"
+    if not untold:
+        return f"{said}."
+    return (
+        f"{said}; {untold:,.1f} ms of them are between the launch of the first work and its start: whether the device "
+        "was busy with what is not in the trace cannot be told."
+    )
 
 
 def _copies_alone(trace: Trace) -> int:

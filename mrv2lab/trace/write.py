@@ -19,6 +19,7 @@ import numpy as np
 
 from mrv2lab.trace.links import links
 from mrv2lab.trace.trace import KIND, KINDS, Lane, Trace, TraceError
+from mrv2lab.trace.write_ids import Renumbered
 from mrv2lab.trace.write_rows import Rows, identifier, json_text, overflow
 
 Array = np.ndarray[Any, Any]
@@ -139,6 +140,7 @@ class _Events:
         self.trace = trace
         self.shift = 0 if _based(trace) else trace.info.origin_ns
         self.level = overflow(trace)
+        self.renumbered = Renumbered(trace) if trace.info.producer == "merged" else None
         self.rows = Rows(trace)
         # Copied, since orjson leaves a hole of kilobytes behind each of its small texts as long as they live.
         self.names = [bytes(memoryview(json_text(name))) for name in trace.names]
@@ -231,6 +233,8 @@ class _Events:
         """The event's arguments as they came, with what columns and lanes know and they do not say."""
         store = self.trace.store
         raw = bytes(store.blob[store.offsets[arg] : store.offsets[arg + 1]]) if arg >= 0 else b"{}"
+        if self.renumbered is not None and b"corr" in raw:
+            raw = self.renumbered(raw, lane, correlation)
         added = []
         if correlation >= 0 and not _has(raw, b"correlation"):
             added.append(b'"correlation":%d' % correlation)

@@ -13,6 +13,7 @@ import torch
 from mrv2lab.observer import EventLog
 from mrv2lab.recorder import annotate as annotate_module
 from mrv2lab.recorder.annotate import Annotator, annotate, nvtx_range
+from mrv2lab.recorder.profile import profile
 from mrv2lab.recorder.step_hook import StepHook, hooks
 from tests.engine.small import sampled, small_engine
 
@@ -189,3 +190,28 @@ def test_what_a_hook_raises_leaves_the_engine_usable() -> None:
             engine.step()
         hook.detach()
         assert engine.step() == []
+
+
+def test_annotate_within_a_profile_leaves_nothing_behind() -> None:
+    engine = small_engine()
+    before = engine.observer
+    with profile(engine, warmup=0, record=False) as profiled:
+        with annotate(engine):
+            engine.submit([1, 2, 3], sampled(3))
+            engine.step()  # here the profile begins to listen, around the annotator
+        ended = next(one for one in profiled._observer._observers if isinstance(one, Annotator))
+        while engine.has_work():
+            engine.step()
+    assert engine.observer is before and "step" not in vars(engine)
+    assert ended._openers == ()
+    assert profiled.trace.mask("phase").any()
+
+
+def test_hooks_that_end_in_the_order_of_their_beginning_are_all_gone() -> None:
+    engine = small_engine()
+    one, two, three = (StepHook(engine, lambda step: None, lambda step: None) for _ in range(3))
+    for hook in (one, two, three):
+        hook.attach()
+    for hook in (one, two, three):
+        hook.detach()
+    assert "step" not in vars(engine) and not list(hooks(engine))

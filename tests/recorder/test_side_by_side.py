@@ -13,7 +13,8 @@ from mrv2lab.engine.workload import Workload, burst, steady
 from mrv2lab.observer import PHASES, EventLog
 from mrv2lab.recorder import side_by_side
 from mrv2lab.recorder.host_log import HostLog
-from mrv2lab.recorder.side_by_side import Run, drive, figures_frame, figures_of, overlay, run_settings
+from mrv2lab.recorder.overlay import overlay
+from mrv2lab.recorder.side_by_side import Run, drive, figures_frame, figures_of, run_settings
 from mrv2lab.recorder.step_hook import StepHook
 from tests.engine.small import MODEL, small_engine
 
@@ -109,6 +110,10 @@ def test_an_overlay_has_steps_waits_and_differences(monkeypatch: pytest.MonkeyPa
     failed = run({"X": {"runner": "v3"}})["X"]
     with pytest.raises(ValueError, match="'X' has no trace"):
         overlay(failed)
+
+
+def test_a_run_without_figures_has_a_repr() -> None:
+    assert repr(Run("A", {})) == "Run 'A': not measured"
 
 
 def test_the_overlay_is_a_timeline() -> None:

@@ -107,6 +107,24 @@ def test_runs_get_letters_and_stay() -> None:
     assert not one.running
 
 
+def test_the_code_is_of_the_runs_just_made_until_a_control_changes() -> None:
+    one = panel()
+    before = one._code.value
+    assert before.startswith("# runs A and B\n")
+    one.run(PATIENCE_S)
+    assert one._code.value == before
+    assert one.settings().startswith("# runs C and D\n")
+    one.controls["requests"].value = 4
+    assert one._code.value == one.settings()
+
+
+def test_figures_are_in_words() -> None:
+    one = panel(v1=False)
+    one.run(PATIENCE_S)
+    assert "median step, µs" in one._figures.value and "step_us" not in one._figures.value
+    assert ("step_us", "") in one.frame().index
+
+
 def test_overlay() -> None:
     one = panel(v1_policy="barrier")
     with pytest.raises(ValueError, match="nothing has run yet"):
@@ -205,10 +223,53 @@ def test_bad_input_is_a_sentence_and_everything_stays(field: str, value: Any, se
         one.run()
 
 
+def test_too_many_requests_are_refused_before_any_is_made() -> None:
+    one = panel()
+    one.controls["requests"].value = 10**9
+    assert one._code.value == "# requests must be at most 100,000, got 1,000,000,000"
+    assert not one.start()
+
+
+def test_two_threads_start_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, go_on, form = panel(), threading.Barrier(2), WorkloadPanel.form
+    inside: list[int] = []
+
+    def slow_form(self: WorkloadPanel) -> WorkloadForm:
+        inside.append(1)
+        threading.Event().wait(0.05)  # long enough for the other to come in, if it could
+        return form(self)
+
+    def start(started: list[bool]) -> None:
+        go_on.wait(PATIENCE_S)
+        started.append(one.start())
+
+    monkeypatch.setattr(WorkloadPanel, "form", slow_form)
+    started: list[bool] = []
+    monkeypatch.setattr(one, "_work", lambda *args: threading.Event().wait(0.3))
+    threads = [threading.Thread(target=start, args=(started,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(started) == [False, True] and inside == [1]
+
+
 def test_a_csv_file_that_is_not_there_is_a_sentence() -> None:
     one = panel(arrivals="csv", csv="nowhere/work.csv")
     one.run_button.click()
-    assert one.message.startswith("Cannot run: ") and "nowhere/work.csv" in one.message
+    assert one.message.startswith(
+        "Cannot run: the CSV file nowhere/work.csv cannot be used: it cannot be read (No such file or directory)"
+    )
+
+
+def test_a_csv_file_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "work.csv"
+    path.write_text("step,prompt_len\n0,many\n", encoding="utf-8")
+    one = panel(arrivals="csv", csv=str(path))
+    one.run_button.click()
+    assert one.message == (
+        f"Cannot run: the CSV file {path} cannot be used: line 2: prompt_len must be an integer, got 'many'"
+    )
 
 
 def test_a_model_that_is_not_there_is_a_sentence_and_the_panel_goes_on() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from mrv2lab.teach import trace_exercises, trace_lesson, vllm_like_file
 from mrv2lab.teach.trace_exercises import Answer, find_the_barrier, name_the_limit, predict_queue_depth, split_the_wait
-from mrv2lab.teach.trace_lesson import lanes, limits, of_step, published, queue_picture, two_ways_to_cut, wait_marks
+from mrv2lab.teach.trace_lesson import lanes, limits, of_step, published, queue_picture, two_ways_to_cut
 from mrv2lab.teach.vllm_like_file import DECODE_STEPS, GRAPH_KERNELS, LAYERS, MARK, text_like_vllm, write_like_vllm
 from mrv2lab.trace.launch_queue import queue_depth
 from mrv2lab.trace.links import orphans
@@ -25,6 +25,7 @@ from mrv2lab.trace.syncs import frames, syncs
 from mrv2lab.trace.tables import launches
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace, TraceError
 from mrv2lab.trace.verdict import LABELS
+from mrv2lab.trace.wait_marks import wait_marks
 from tests.trace.hand_made import HandMade
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +158,7 @@ def test_lanes_by_hand() -> None:
     found = lanes(hand.build())
     assert found["role"].tolist() == ["thread", "stream"]
     assert found["events"].tolist() == [3, 2]
-    assert found["busy_us"].tolist() == [40.0, 15.0]
+    assert found["busy_us"].tolist() == [30.0, 15.0], "the frame within a frame counts once"
     assert found[["first_us", "last_us"]].to_numpy().tolist() == [[0.0, 40.0], [50.0, 68.0]]
 
 
@@ -254,6 +255,7 @@ def test_split_the_wait(trace: Trace) -> None:
     is_(answer(api_us=api * 1000), "wrong", "nanoseconds")
     is_(answer(api_us=caller), "wrong", "api_us: that is how long the caller was away")
     is_(answer(caller_us=api), "wrong", "caller_us: that is how long the runtime's call took")
+    is_(answer(api_us="2.1"), "wrong", "api_us: '2.1' is no number")  # type: ignore[arg-type]
     is_(answer(unexplained_us=0), "wrong", "The rest went somewhere")
     other = found["caller_ns"].iloc[1] / 1e3
     assert abs(other - caller) > 0.02 * caller, "the longest barrier must be told from another one"
@@ -265,7 +267,9 @@ def test_predict_queue_depth(tmp_path: Path, seed: int) -> None:
     trace = made(tmp_path, seed)
     # Nothing of a step of decode begins before the host is through: all its launches wait.
     is_(predict_queue_depth(trace, 0, 8), "right", "its 8 launches own 317 pieces", "8 of them waited at once")
-    is_(predict_queue_depth(trace, 0, 7), "right")
+    is_(predict_queue_depth(trace, 0, 7), "wrong", "too few", "who had left?")
+    for text in ("8", "eight", 7.5, True, float("nan")):
+        is_(predict_queue_depth(trace, 0, text), "wrong", f"{text!r} is no whole number")  # type: ignore[arg-type]
     is_(predict_queue_depth(trace, 0, 6), "wrong", "too few", "who had left?")
     is_(predict_queue_depth(trace, 0, GRAPH_KERNELS + 7), "wrong", "you counted kernels")
     is_(predict_queue_depth(trace, 0, 100), "wrong", "has 8 launches")
@@ -282,6 +286,8 @@ def test_name_the_limit(trace: Trace) -> None:
         assert [bool(name_the_limit(trace, row, label)) for label in LABELS] == [label == right for label in LABELS]
     is_(name_the_limit(trace, 0, None), "open", *LABELS)
     is_(name_the_limit(trace, 0, "gpu-bound"), "wrong", "'gpu-bound' is none of")
+    is_(name_the_limit(trace, 0, " Device-bound "), "right")
+    is_(name_the_limit(trace, 0, 3), "wrong", "3 is none of")  # type: ignore[arg-type]
     is_(name_the_limit(trace, 0, "waiting"), "wrong", "stood in a wait for 0%")
     is_(name_the_limit(trace, PREFILL, "device-bound"), "wrong", "of its idle time the host was at work")
     is_(name_the_limit(trace, PREFILL, "cannot tell"), "wrong", "that is enough")

@@ -55,3 +55,14 @@ def test_names_of_steps(name: str) -> None:
 )
 def test_other_names(name: str) -> None:
     assert parse_step(name) is None
+
+
+@pytest.mark.parametrize("digits", [30, 5000])
+def test_a_number_that_no_integer_column_holds_is_none(digits: int) -> None:
+    nines = "9" * digits
+    assert parse_step(f"ProfilerStep#{nines}") is None
+    assert parse_step(f"execute_context_{nines}(1)_generation_0(0)") is None
+    one = parse_step(f"step[DECODE bs={nines}]")
+    assert one is not None and one.generation_requests is None
+    one = parse_step(f"execute_context_1({nines})_generation_0(0)")
+    assert one is not None and one.context_tokens is None

@@ -186,6 +186,16 @@ def test_orphan() -> None:
     assert frame.attrs["cannot_say"] == ["1 gaps end with work whose launch is not in the file: no cause can be given"]
 
 
+def test_only_gaps_that_are_longer_than_usual_ask_for_a_reason() -> None:
+    small = SmallTrace()
+    for start in (0, 200, 5_400):  # gaps of 100 ns and of 5,100 ns, all launched long before
+        small.launch((start // 1000, start // 1000 + 1), (start + 10, start + 110))
+    frame = gaps(small.build())
+    assert frame["cause"].tolist() == ["device late", "device late"]
+    (said,) = frame.attrs["cannot_say"]
+    assert said.startswith("1 gap of more than 5 us, together 5.1 us, end with work that had been launched before")
+
+
 def test_gaps_are_of_the_device_and_not_of_a_stream() -> None:
     small = SmallTrace()
     small.launch((0, 1), (10, 50), "a", stream=7)

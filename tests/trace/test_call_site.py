@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mrv2lab.trace.call_site import Frame, enclosing, frame, site_and_caller, user_frames
@@ -23,6 +24,7 @@ from tests.trace.hand_made import OTHER, HandMade
         ("nn.Module: Qwen2Model_0", None),
         ("aten::item", None),
         ("a.py(x): f", None),
+        (f"a.py({'9' * 5000}): f", None),
         ("", None),
     ],
 )
@@ -98,3 +100,16 @@ def test_without_frames_named_ranges_are_the_caller() -> None:
     trace = HandMade().op(1, 9, "aten::mm").call(2, 1, "cudaMalloc").build()
     assert site_and_caller(trace, enclosing(trace, [len(trace) - 1])[0]) == ("", "aten::mm")
     assert site_and_caller(trace, []) == ("", "")
+
+
+def test_many_ranges_that_cross() -> None:
+    # Each range ends while the next one runs, so ended ones lie below running ones; each fourth has a call inside.
+    made = HandMade().frame(0, 2000, "a.py(1): whole")
+    for number in range(300):
+        made.frame(5 * number, 8, f"a.py({number}): crossing")
+        if not number % 4:
+            made.call(5 * number + 6, 1, "cudaMalloc")
+    trace = made.build()
+    chains = enclosing(trace, np.flatnonzero(trace.mask("runtime")))
+    expected = [[f"a.py({n + 1}): crossing", f"a.py({n}): crossing", "a.py(1): whole"] for n in range(0, 300, 4)]
+    assert [[trace.name_of(event) for event in chain] for chain in chains] == expected

@@ -80,6 +80,26 @@ def test_compare(tmp_path: Path) -> None:
     shown = run(app, ["trace", "compare", str(a), str(b), "--align", "first kernel"])
     assert shown.exit_code == 0, shown.output
     assert "median_a" in shown.stdout
+    assert shown.stdout.index("because: ") < shown.stdout.index("median_a"), "reasons come before the figures"
+
+
+def test_a_trace_beside_itself(tmp_path: Path) -> None:
+    result = run(app, ["trace", "compare", str(kineto(tmp_path / "a.json")), str(kineto(tmp_path / "b.json"))])
+    assert result.stdout.startswith("A trace beside itself (both hold the same events).")
+    other = run(app, ["trace", "compare", str(tmp_path / "a.json"), str(kineto(tmp_path / "c.json", longer=1))])
+    assert "beside itself" not in other.stdout
+
+
+def test_a_file_that_was_cut_off_says_so_first(tmp_path: Path) -> None:
+    whole = kineto(tmp_path / "a.json").read_bytes()
+    (tmp_path / "cut.json").write_bytes(whole[: whole.index(b'"kernel"')])
+    result = run(app, ["trace", "report", str(tmp_path / "cut.json")])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "cut.json: THE FILE WAS CUT OFF; what follows is of the part that is there."
+    assert lines[1].startswith("problem: ")
+    as_json = orjson.loads(run(app, ["trace", "report", str(tmp_path / "cut.json"), "--json"]).stdout)
+    assert as_json["cut_off"] and "the file was cut off" in as_json["verdict"]["sentence"]
 
 
 def test_compare_refuses_an_unknown_alignment(tmp_path: Path) -> None:
@@ -95,6 +115,29 @@ def test_convert(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "5 events" in result.stdout
     assert orjson.loads(out.read_bytes())["traceEvents"]
+
+
+def test_convert_writes_over_nothing(tmp_path: Path) -> None:
+    file, other = kineto(tmp_path / "a.json"), tmp_path / "b.json"
+    before = file.read_bytes()
+    other.write_text("mine")
+    (tmp_path / "link.json").symlink_to(file)
+    (tmp_path / "folder.json").mkdir()
+    for out, why, options in (
+        (file, "is the file to be converted", ["--force"]),
+        (tmp_path / "link.json", "is the file to be converted", ["--force"]),
+        (tmp_path / "folder.json", "is a folder", ["--force"]),
+        (other, "is there already", []),
+        (tmp_path / "out.txt", "ends in .json or .json.gz", []),
+        (tmp_path / "out", "ends in .json or .json.gz", ["--force"]),
+        (tmp_path / ".json.gz", "ends in .json or .json.gz", []),
+    ):
+        result = run(app, ["trace", "convert", str(file), str(out), *options])
+        assert (result.exit_code, why in result.stderr, result.stderr.count("\n")) == (1, True, 1), result.stderr
+    assert file.read_bytes() == before and other.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json", "folder.json", "link.json"]
+    assert run(app, ["trace", "convert", str(file), str(other), "--force"]).exit_code == 0
+    assert orjson.loads(other.read_bytes())["traceEvents"]
 
 
 def test_help_loads_no_analysis() -> None:

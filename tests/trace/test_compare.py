@@ -65,6 +65,30 @@ def test_a_phase_absent_in_a_step_took_no_time_there():
     lengths = [100, 0] * (COUNT // 2)
     found = phases(one := run_of_steps([1000] * COUNT, {"propose": lengths}), steps(one))
     assert (found.source, found.times["propose"].tolist()) == ("phases", lengths)
+    assert found.seen["propose"].tolist() == [length > 0 for length in lengths]
+    assert found.where_seen("propose").tolist() == [100] * (COUNT // 2)
+    assert found.where_seen("gather").tolist() == []
+
+
+def rarely(seed: int, every: int):
+    lengths = [300 if step % every == 0 else 0 for step in range(COUNT)]
+    return run_of_steps(noisy(seed), {"propose": lengths, "forward": [500] * COUNT}, batches=BATCH)
+
+
+def test_a_phase_counts_in_the_steps_that_have_it():
+    found = compare(rarely(1, 1), rarely(2, 2))
+    row = found.frame.set_index("phase").loc["propose"]
+    assert row[["n_a", "n_b", "median_a_ns", "median_b_ns"]].tolist() == [COUNT, COUNT // 2, 300, 300]
+    assert row["verdict"] == "same within noise"
+    assert row["reason"].endswith("in 16 of 16 common steps of a, 8 of b")
+    of_step = found.frame.set_index("phase").loc["host phases"]
+    assert of_step[["n_a", "n_b", "median_a_ns", "median_b_ns"]].tolist() == [COUNT, COUNT, 800, 650]
+
+
+def test_mutant_zeros_that_count_silently_are_noticed(monkeypatch):
+    monkeypatch.setattr(compare_phases.Phases, "where_seen", lambda self, name: self.times[name])
+    with pytest.raises(AssertionError):
+        test_a_phase_counts_in_the_steps_that_have_it()
 
 
 def test_device_times_of_steps():
@@ -181,6 +205,25 @@ def test_overlapping_steps_are_said():
     late = a.select(np.arange(len(a)))
     late.duration[late.mask("annotation")] += 5_000
     assert any("overlap (several in flight)" in reason for reason in compare(late, base(2)).reasons)
+
+
+def test_a_trace_beside_itself_is_called_that():
+    a, b = base(1), base(1)
+    found = compare(a, b)
+    assert found.verdict.startswith("A trace beside itself (both hold the same events). A step's host time: same")
+    assert found.reasons[0] == "a and b hold the same events: a trace beside itself"
+    assert "beside itself" not in compare(base(1), base(2)).verdict
+    moved = a.select(np.arange(len(a)))
+    moved.start[-1] += 1
+    assert "beside itself" not in compare(a, moved).verdict
+
+
+@pytest.mark.parametrize("given", ["a.json", None, 3, Path("a.json")])
+def test_something_else_than_traces(given):
+    with pytest.raises(TypeError, match=rf"takes two Traces, got {type(given).__name__}: Trace.load\(path\) reads"):
+        compare(given, base(1))
+    with pytest.raises(TypeError, match="takes two Traces"):
+        compare(base(1), given)
 
 
 def test_bad_arguments():

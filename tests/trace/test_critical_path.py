@@ -10,8 +10,9 @@ import pytest
 from mrv2lab.trace import critical_path as module
 from mrv2lab.trace.critical_path import critical_path
 from mrv2lab.trace.path_graph import PathGraph
-from mrv2lab.trace.trace import Trace, TraceError
-from tests.trace.hand_made import US, HandMade
+from mrv2lab.trace.path_names import HostNames
+from mrv2lab.trace.trace import Lane, Trace, TraceError
+from tests.trace.hand_made import US, HandMade, Marks
 
 Path = list[tuple[str, str, float, float]]
 BETWEEN = "between two pieces of work"
@@ -44,7 +45,8 @@ def test_work_whose_launch_came_late() -> None:
     assert path(made.kernel(12, 8, "a", 1).kernel(48, 8, "b", 2).build()) == [
         ("host", "host", 0, 5),
         ("launch", "launch", 5, 10),
-        ("host", "aten::mm", 10, 40),
+        ("host", "host, before aten::mm", 10, 30),
+        ("host", "aten::mm", 30, 40),
         ("launch", "launch", 40, 45),
         ("queue", QUEUED, 45, 48),
         ("device", "b", 48, 56),
@@ -177,7 +179,7 @@ def test_traces_with_little_in_them() -> None:
     with pytest.raises(TraceError, match="holds no events"):
         critical_path(HandMade().build().select(np.empty(0, np.int64)))
     cpu = HandMade().op(5, 20, "aten::mm").build()
-    assert path(cpu) == [("host", "host", 0, 25)]
+    assert path(cpu) == [("host", "host, before aten::mm", 0, 5), ("host", "aten::mm", 5, 25)]
     assert "no GPU activity recorded" in critical_path(cpu).attrs["cannot_say"][0]
 
 
@@ -187,6 +189,33 @@ def test_clocks_that_disagree_end_the_path() -> None:
     made.call(40, 1, "launch", 2).kernel(33, 30, "b", 2)
     trace = made.build()
     assert path(trace)[-1] == ("device", "b", 33, 63)
+
+
+def test_host_time_is_named_after_what_ran_in_it() -> None:
+    made = HandMade().frame(0, 60, "user/app.py(3): prepare").op(10, 5, "aten::empty").op(12, 2, "aten::inner")
+    made.op(30, 10, "aten::copy_").call(35, 2, "launch", 1)
+    made.op(61, 3, "aten::add").call(70, 2, "launch", 2).kernel(40, 5, "a", 1)
+    assert path(made.kernel(75, 5, "b", 2).build())[:8] == [
+        ("host", "prepare", 0, 10),
+        ("host", "aten::empty", 10, 15),
+        ("host", "prepare", 15, 30),
+        ("host", "aten::copy_", 30, 35),
+        ("launch", "launch", 35, 37),
+        ("host", "aten::copy_", 37, 40),
+        ("host", "host, before aten::add", 40, 61),  # partly in prepare, partly not
+        ("host", "aten::add", 61, 64),
+    ]
+
+
+def test_host_time_of_a_recording_is_named_after_its_phases() -> None:
+    made = Marks().add(0, 10, "prepare_inputs", "phase", Lane("mrv2", "host phases"))
+    made.add(20, 20, "forward", "phase", Lane("mrv2", "host phases"))
+    made.mark(30, "kernel", "gemm", device=(32, 40), phase="forward")
+    assert path(made.build())[:3] == [
+        ("host", "prepare_inputs", 0, 10),
+        ("host", "host, before forward", 10, 20),
+        ("host", "forward", 20, 30),
+    ]
 
 
 def test_any_trace_gives_a_whole_path() -> None:
@@ -219,6 +248,7 @@ def test_any_trace_gives_a_whole_path() -> None:
         (PathGraph, "before", lambda self, work: -1, test_work_behind_work_on_its_stream),
         (PathGraph, "wait_before", lambda *_: None, test_a_wait_of_the_host_leads_to_what_it_waited_for),
         (PathGraph, "calls_within", lambda *_: [], test_nested_launch_calls_count_once),
+        (HostNames, "_between", lambda self, start, call, event: "host", test_host_time_is_named_after_what_ran_in_it),
         (module, "ADJACENT_NS", 0, test_a_launch_that_had_begun_when_the_work_before_ended),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

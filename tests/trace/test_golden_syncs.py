@@ -154,11 +154,15 @@ def test_verdicts(prefix: str, label: str) -> None:
 
 def test_sentences() -> None:
     assert str(verdict(real("01"))) == (
-        "Host-bound: the device worked 13.7% of 84.5 ms; of 72.9 ms idle, 97% while the launching thread was at work, "
-        "3% while the work was launched already; at most 2 launches waited in a queue."
+        "Host-bound: the device worked 13.7% of the 84.5 ms from its first work to its last; of 72.9 ms idle, 97% "
+        "while the launching thread was at work, 3% while the work was launched already; at most 2 launches waited in "
+        "a queue. Outside of that lie 2.6 ms of the trace before it and 0.3 ms after it."
     )
     assert str(verdict(real("02"))) == (
-        "Device-bound: the device worked 99.8% of 10.7 ms; the host kept it fed, which is healthy."
+        "Device-bound: the device worked 99.8% of the 10.7 ms from its first work to its last; the host kept it fed, "
+        "which is healthy. Outside of that lie 8.4 ms of the trace before it and 0.0 ms after it; 7.8 ms of them are "
+        "between the launch of the first work and its start: whether the device was busy with what is not in the trace "
+        "cannot be told."
     )
     assert "98% of that with copies alone" in str(verdict(real("10")))
 

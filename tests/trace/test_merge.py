@@ -78,7 +78,7 @@ def launched_by_own_rank(both: Trace) -> bool:
 
 def test_equal_correlation_ids_stay_apart():
     both = merged_by(20, part("a", 0, 0), part("b", 1, 0))
-    assert both.correlation.tolist() == [-1, 0, -1, 1, 0, 1]
+    assert both.correlation.tolist() == [-1, 1, -1, 2, 1, 2]
     assert launched_by_own_rank(both)
 
 

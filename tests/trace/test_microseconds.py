@@ -65,3 +65,8 @@ def test_whole_numbers_are_exact_whatever_their_size() -> None:
     assert not is_exact(["1", 2])
     assert not is_exact([2**70])
     assert is_exact([])
+
+
+@pytest.mark.parametrize("text", ["--5", "-", "9" * 5000, "-" + "9" * 5000, "9" * 25])
+def test_texts_that_are_no_time(text: str) -> None:
+    assert nanoseconds(text) is None

@@ -62,3 +62,13 @@ def test_a_moment_at_the_end_is_inside_whatever_else_starts_there() -> None:
     trace = built([(0, 5, 0, "python"), (5, 3, 0, "runtime"), (5, 0, 0, "op")])
     assert trace.mask("op").tolist() == [False, False, True]
     assert parents(trace, trace.mask("op", "runtime"), trace.mask("python")).tolist() == [-1, -1, 0]
+
+
+def test_many_ranges_that_cross() -> None:
+    # Each range ends while the next one runs, so ended ones lie below running ones.
+    events = [(0, 3000, 0, "python")]
+    events += [(5 * number, 8, 0, "python") for number in range(300)]
+    events += [(5 * number + 6, 1, 0, "op") for number in range(0, 300, 7)]
+    trace = built(events)
+    everything = np.ones(len(trace), bool)
+    assert parents(trace, everything).tolist() == by_hand(trace, everything, everything)

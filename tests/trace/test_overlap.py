@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrv2lab.trace import overlap as overlap_module
 from mrv2lab.trace.overlap import PAIRS, overlap
 from mrv2lab.trace.trace import Trace
 from tests.trace.small_trace import SmallTrace
@@ -116,3 +117,14 @@ def test_against_counting(events: list[tuple[int, int, int, bool]]) -> None:
     assert frame.loc["copy / compute", "overlap_ns"] == sum(bool(streams) and copies for streams, copies in at)
     assert frame.loc["compute / compute", "overlap_ns"] == sum(len(streams) > 1 for streams, _ in at)
     assert frame.loc["compute / compute", "a_ns"] == sum(bool(streams) for streams, _ in at)
+
+
+def test_the_threads_of_many_devices_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, calls = SmallTrace(), []
+    for device in range(5):
+        small.launch((10 * device, 10 * device + 2), (10 * device + 1, 10 * device + 5), device=device)
+    look = overlap_module.host_threads
+    monkeypatch.setattr(overlap_module, "host_threads", lambda *args: calls.append(1) or look(*args))
+    found = overlap(small.build())
+    assert found.loc[found["pair"] == "host / device", "overlap_ns"].tolist() == [1] * 5
+    assert len(calls) == 1

@@ -287,7 +287,7 @@ def test_events_without_name_time_length_type_or_thread(read: Read) -> None:
     assert told(trace) == {
         "events without a name, called 'unnamed'": 1,
         "events without a time, left out": 1,
-        "events that were never finished (no length, or a negative one), drawn with length 0": 1,
+        "events that were never finished (no length, a negative one, or one of months), drawn with length 0": 1,
         "events without a type (ph), left out": 1,
         "events without pid or tid": 1,
     }
@@ -312,3 +312,29 @@ def test_a_list_for_an_id_is_read_as_a_text(read: Read) -> None:
     assert names(trace) == ["a", "b"]
     assert trace.lane_of(0).process == "[1]"
     assert told(trace) == {"ids that are neither numbers nor texts, read as texts": 2}
+
+
+def test_arguments_that_nest_deeper_than_can_be_written(read: Read) -> None:
+    deep = '{"ph": "X", "cat": "cpu_op", "name": "deep", "pid": 1, "tid": 2, "ts": 2, "dur": 1, "args": %s}'
+    trace = read(f"[{json.dumps(event('good', 1, args={'x': 1}))}, {deep % ('[' * 900 + ']' * 900)}]")
+    assert names(trace) == ["good", "deep"]
+    assert [trace.args(row) for row in range(2)] == [{"x": 1}, {"args": "nested too deeply to be kept"}]
+
+
+def test_times_whose_ends_would_leave_int64(read: Read) -> None:
+    far = 4_600_000_000_000_000
+    trace = read([event("good", 0, 5), event("before", -far, far), event("behind", far, far), event("long", 1, 1e13)])
+    assert names(trace) == ["good", "long", "behind"]
+    assert trace.duration.tolist() == [5000, 0, 0]
+    assert trace.span_ns == far * 1000
+    assert told(trace) == {
+        "events without a time, left out": 1,
+        "events that were never finished (no length, a negative one, or one of months), drawn with length 0": 2,
+    }
+
+
+def test_a_rank_that_is_none_and_versions_that_are_no_texts(read: Read) -> None:
+    about = {"distributedInfo": {"rank": 2**70, "world_size": "8"}, "mrv2lab": {"producer": "merged"}}
+    about["mrv2lab"]["versions"] = {"a": [1]}
+    trace = read(json.dumps({**about, "traceEvents": [event("good", 1)]}))
+    assert (trace.info.rank, trace.info.world_size, trace.info.versions) == (-1, 8, {"a": "[1]"})

@@ -49,6 +49,21 @@ def test_figures() -> None:
     assert facts["verdict"]["sentence"]
 
 
+def test_waits_come_by_length_and_the_outside_is_told() -> None:
+    small = SmallTrace()
+    small.host(0, 100_000, "run")
+    small.launch((10, 20), (70_000, 70_100))
+    small.call(1_000, 2_000, "cudaEventSynchronize")
+    small.call(3_000, 9_000, "cudaEventSynchronize")
+    facts = report(small.build())
+    assert [sync["api_ns"] for sync in facts["syncs"]] == [6_000, 1_000]
+    assert [(row["kind"], row["count"], row["api_ns"], row["caller_ns"]) for row in facts["waits"]] == [
+        ("event", 2, 7_000, None)
+    ]
+    assert facts["outside"] == {"before_ns": 70_000, "after_ns": 29_900, "untold_ns": 69_980}
+    assert not facts["cut_off"]
+
+
 def test_all_values_are_plain() -> None:
     """orjson writes neither NumPy's numbers nor pandas' NA unless it is asked to."""
     for trace in (one_step(), SmallTrace().build()):

@@ -271,3 +271,11 @@ def test_the_frame_survives_parquet_like_dtypes() -> None:
     frame = steps(run_ahead())
     assert frame["number"].dtype == pd.Int64Dtype()
     assert {str(frame[column].dtype) for column in frame if column.endswith("_ns")} == {"int64"}
+
+
+def test_a_foreign_argument_named_step_is_no_step() -> None:
+    small = SmallTrace()
+    small.step(0, 100, "mrv2lab.step#1", thread="steps")
+    small.host(10, 20, "call", thread="host calls", step=[1])
+    small.host(5, 50, "mrv2lab.step#2", "annotation", "steps", step={"a": 1})
+    assert step_of(small.build()).tolist() == [0, 1, 1]

@@ -236,6 +236,48 @@ def test_an_empty_trace() -> None:
     assert len(frames(trace, "f")) == 0
 
 
+def unexplained(of: Trace) -> list[list[int]]:
+    table = syncs.syncs(of)
+    return [
+        [int(value) // US if value >= 0 else int(value) for value in row]
+        for row in table[["caller_ns", "unexplained_ns", "before_ns", "after_ns"]].to_numpy()
+    ]
+
+
+def waits_in_frames() -> HandMade:
+    """A call of 4 us, 10 us after its caller's beginning and 85 us before its end, with 5 us of overhead behind it."""
+    made = HandMade().frame(0, 500, "user/app.py(3): run")
+    for at in (0, 200):
+        made.frame(at, 99, "torch/cuda/streams.py(5): synchronize", MAIN)
+        made.call(at + 10, 4, "cudaEventSynchronize", at + 1).overhead(at + 20, 5)
+    return made.call(450, 3, "cudaStreamSynchronize", 900)
+
+
+def test_where_the_unexplained_time_lies() -> None:
+    assert unexplained(waits_in_frames().build()) == [[99, 90, 10, 80], [99, 90, 10, 80], [-1, -1, -1, -1]]
+
+
+def test_sentences_about_one_place_are_one_with_a_count() -> None:
+    said = [one for one in syncs.syncs(waits_in_frames().build()).attrs["cannot_say"] if "neither the runtime" in one]
+    (sentence,) = said
+    assert sentence.startswith(
+        "180.0 us of the 198.0 us that cudaEventSynchronize took for its caller at user/app.py:3"
+    )
+    assert "in 2 calls together are neither the runtime's call (20.0 us before it, 160.0 us after it)" in sentence
+
+
+def test_mutant_the_wrong_end_of_a_call_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = syncs._unexplained
+
+    def swapped(*given: Any) -> dict[str, Any]:
+        found = real(*given)
+        return found | {"before_ns": found["after_ns"], "after_ns": found["before_ns"]}
+
+    monkeypatch.setattr(syncs, "_unexplained", swapped)
+    with pytest.raises(AssertionError):
+        test_where_the_unexplained_time_lies()
+
+
 def test_overhead_with_several_threads_is_said_to_be_nobodys() -> None:
     made = HandMade().call(10, 20, "cudaDeviceSynchronize").call(10, 5, "cudaMalloc", lane=OTHER).overhead(15, 5)
     said = " ".join(syncs.syncs(made.build()).attrs["cannot_say"])
@@ -277,3 +319,11 @@ def test_mutants_die(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, bu
     monkeypatch.setattr(module, name, bug)
     with pytest.raises(AssertionError):
         test()
+
+
+@pytest.mark.parametrize("number", [2**70, -(2**70), 1e300])
+def test_an_id_that_no_column_holds_is_none(number: float) -> None:
+    made = HandMade().call(0, 2, "cudaStreamSynchronize", 1)
+    trace = made.add(0, 2, "Stream Sync", "sync", MAIN, 1, stream=number, device=number, wait_on_stream=number).build()
+    row = only(trace)
+    assert (row["device"], row["stream"]) == (-1, -1)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -14,6 +15,8 @@ from mrv2lab.config import TransferName
 from mrv2lab.engine.workload import Arrival, Range, Workload, burst, from_csv, steady
 
 ARRIVALS = ("burst", "steady", "csv")
+MOST_REQUESTS = 100_000
+"""More would take the form itself seconds at every change."""
 OWN = "its own"
 """A policy: the runner's own, uva_pool for MRV2 and barrier for V1."""
 POLICIES: tuple[str, ...] = (OWN, *get_args(TransferName))
@@ -97,6 +100,8 @@ class WorkloadForm:
         ):
             if count < least:
                 raise ValueError(f"{name} must be at least {least}, got {count}")
+        if self.requests > MOST_REQUESTS:
+            raise ValueError(f"requests must be at most {MOST_REQUESTS:,}, got {self.requests:,}")
         if not 0 < self.time_limit_s < math.inf:
             raise ValueError(f"the time limit must be a number of seconds above 0, got {self.time_limit_s}")
         if self.arrivals == "csv":
@@ -106,9 +111,16 @@ class WorkloadForm:
             self.workload()  # lengths and shares check themselves
 
     def workload(self) -> Workload:
-        """The requests. Raises ``ValueError`` and ``OSError`` for a CSV file that cannot be read."""
+        """The requests. Raises ``ValueError`` with a sentence that names a CSV file that cannot be used."""
         if self.arrivals == "csv":
-            return from_csv(self.csv.strip())
+            path = Path(self.csv.strip())
+            try:
+                return from_csv(path)
+            except OSError as error:
+                reason = f"it cannot be read ({error.strerror or error}): give a path as seen from {Path.cwd().name}/"
+            except ValueError as error:
+                reason = str(error).removeprefix(str(path)).lstrip(",: ")
+            raise ValueError(f"the CSV file {path} cannot be used: {reason}")
         lengths: dict[str, Any] = {
             "prompt_len": parse_range(self.prompt_len, "prompt length"),
             "max_tokens": parse_range(self.max_tokens, "output length"),
@@ -145,7 +157,11 @@ class WorkloadForm:
 
     def code(self, names: list[str]) -> str:
         """Python that makes the same runs (the time limit apart), to be copied into a cell."""
-        lines = ["from mrv2lab.recorder.side_by_side import figures_frame, overlay, run_settings"]
+        lines = [
+            f"# {'runs' if len(names) > 1 else 'run'} {' and '.join(names)}",
+            "from mrv2lab.recorder.overlay import overlay",
+            "from mrv2lab.recorder.side_by_side import figures_frame, run_settings",
+        ]
         if self.arrivals == "csv":
             lines += ["from mrv2lab.engine.workload import from_csv", "", f"workload = from_csv({self.csv.strip()!r})"]
         else:

@@ -16,7 +16,8 @@ import torch
 
 from mrv2lab.config import PRESETS
 from mrv2lab.recorder.nsight import nsight_hint
-from mrv2lab.recorder.side_by_side import Run, figures_frame, overlay, run_settings
+from mrv2lab.recorder.overlay import overlay
+from mrv2lab.recorder.side_by_side import Run, figures_frame, run_settings
 from mrv2lab.recorder.workload_form import ARRIVALS, POLICIES, WorkloadForm
 
 MODELS: tuple[str, ...] = ("tiny", "tiny-draft", "smollm2", *PRESETS)
@@ -44,6 +45,7 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
         self._names = _letters()
         self._next: list[str] = []
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._cancelled = threading.Event()
         self._ends_at = self._drawn_at = 0.0
         self.run_button = w.Button(
@@ -56,13 +58,14 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
         self._status = w.HTML()
         self._figures = w.HTML()
         self._code = w.Textarea(
-            description="The same in Python", disabled=False, rows=14, style=WIDE, layout=w.Layout(width="100%")
+            description="The same in Python", disabled=False, rows=16, style=WIDE, layout=w.Layout(width="100%")
         )
         for control in self.controls.values():
             control.observe(self._changed, "value")
         boxes = [w.HBox([self.controls[name] for name in row], layout=w.Layout(flex_flow="row wrap")) for row in ROWS]
         buttons = w.HBox([self.run_button, self.cancel_button, self._bar], layout=w.Layout(flex_flow="row wrap"))
-        super().__init__([*boxes, buttons, self._status, self._figures, self._code])
+        frame = w.Layout(border="1px solid var(--jp-border-color2, #bdbdbd)", padding="8px")
+        super().__init__([*boxes, buttons, self._status, self._figures, self._code], layout=frame)
         self.message = ""
         """What the panel says: progress, an error, or why it is empty."""
         self._changed(None)
@@ -105,13 +108,17 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
 
     def start(self) -> bool:
         """What the button does: begin to run, in a thread. False, and a sentence in the panel, where it cannot."""
+        with self._starting:
+            return self._start()
+
+    def _start(self) -> bool:
         if self.running:
             self._say("A run is going on: wait for it, or press Cancel.")
             return False
         try:
             form = self.form()
             workload = form.workload()
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             self._say(f"Cannot run: {error}")
             return False
         names = self._peek(form.num_settings)
@@ -119,6 +126,7 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
         self._ends_at, self._drawn_at = time.monotonic() + form.time_limit_s, 0.0
         self._bar.value, self._bar.max = 0, form.num_settings * (form.steps or 1)
         self.run_button.disabled, self.cancel_button.disabled = True, False
+        self._code.value = form.code(names)
         self._say(f"Running {' and '.join(names)} ...")
         self._thread = threading.Thread(
             target=self._work, args=(form, workload, names), name="mrv2lab-workload-panel", daemon=True
@@ -164,7 +172,6 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
             self._say(f"The run broke off: {type(error).__name__}: {error}")
         finally:
             self.run_button.disabled, self.cancel_button.disabled = False, True
-            self._changed(None)
 
     def _go_on(self, form: WorkloadForm, names: list[str], name: str, turns: int) -> bool:
         now = time.monotonic()
@@ -188,7 +195,9 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
         elif time.monotonic() >= self._ends_at:
             said.append(f"Stopped at the time limit of {form.time_limit_s:g} s; unfinished requests were aborted.")
         self._say(" ".join(said))
-        self._figures.value = self.frame().to_html(border=0, na_rep="", float_format=_number)
+        if kept:
+            self._code.value = form.code(kept)  # what was made; a control that changes shows the next one
+        self._figures.value = _worded(self.frame()).to_html(border=0, na_rep="", float_format=_number)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +208,7 @@ class WorkloadPanel(w.VBox):  # type: ignore[misc]
     def overlay(self, first: str | None = None, second: str | None = None, **options: Any) -> Any:
         """Two runs on one axis, step by step: the two that are named, else the latest two (or the only one).
 
-        See :func:`mrv2lab.recorder.side_by_side.overlay`, whose ``options`` these are. Raises ``ValueError`` where
+        See :func:`mrv2lab.recorder.overlay.overlay`, whose ``options`` these are. Raises ``ValueError`` where
         there is no such run.
         """
         names = [name for name in (first, second) if name is not None] or list(self.runs)[-2:]
@@ -220,6 +229,25 @@ def machine() -> str:
     if not torch.cuda.is_available():
         return "No CUDA device here: device times are modelled."
     return f"{torch.cuda.get_device_name()}: device times are measured. {nsight_hint()}"
+
+
+WORDS = {
+    "tokens": "output tokens",
+    "step_us": "median step, µs",
+    "phase_us": "median time of a phase, µs",
+    "waits": "waits",
+    "wait_us": "time in waits, µs",
+    "h2d_copies": "copies to the device, a step",
+    "h2d_bytes": "bytes to the device, a step",
+    "d2h_copies": "copies from the device, a step",
+    "publishes": "publishes, a step",
+}
+"""The figures in words; one that is not here keeps its name."""
+
+
+def _worded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with the figures' names in words."""
+    return frame.rename(index=WORDS, level="figure") if len(frame) else frame
 
 
 def _number(value: float) -> str:
@@ -248,8 +276,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
 def _controls(form: WorkloadForm) -> dict[str, Any]:
     """A labelled widget for each field, in the order of the rows."""
 
-    def share(description: str, value: float) -> Any:
-        return w.FloatText(value, step=0.1, description=description, style=WIDE)  # a FloatSlider has no name for axe
+    def share(description: str, value: float) -> Any:  # a FloatSlider has no name for axe
+        look = {"style": {"description_width": "initial"}, "layout": w.Layout(width="auto")}
+        return w.FloatText(value, step=0.1, description=description, **look)
 
     def flag(description: str, value: bool) -> Any:
         return w.Checkbox(value, description=description, indent=False)
@@ -271,7 +300,7 @@ def _controls(form: WorkloadForm) -> dict[str, Any]:
         "time_limit_s": w.FloatText(form.time_limit_s, description="Time limit (s)", style=WIDE),
         "prompt_len": w.Text(form.prompt_len, description="Prompt tokens", style=WIDE),
         "max_tokens": w.Text(form.max_tokens, description="Output tokens", style=WIDE),
-        "sampled": share("Share sampled (0-1)", form.sampled),
+        "sampled": share("share of the requests that are sampled (0-1)", form.sampled),
         "temperature": w.FloatText(form.temperature, description="Temperature", style=WIDE),
-        "seeded": share("of these, seeded (0-1)", form.seeded),
+        "seeded": share("share of the sampled requests that get a seed (0-1)", form.seeded),
     }

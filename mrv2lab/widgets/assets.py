@@ -18,3 +18,22 @@ def joined(folder: Path, names: Iterable[str]) -> str:
     text = re.sub(r"^\s*/\*.*?\*/\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+_TOUCHY = re.compile(r"[`'/\\]")
+"""What may begin a template, a pattern or a comment, or escape a quote."""
+_SPACED = re.compile(r" *([=,;:?(){}\[\]<>&|]) *")
+
+
+def tight(module: str) -> str:
+    """A module without the spaces around its punctuation. Only where that is plainly safe: a line with anything in
+    ``_TOUCHY`` stays as it is, and so do double-quoted texts; ``+``, ``-`` and words keep their spaces."""
+
+    def line(text: str) -> str:
+        parts = text.split('"')
+        if _TOUCHY.search(text) or len(parts) % 2 == 0:
+            return text
+        parts[::2] = [_SPACED.sub(r"\1", part) for part in parts[::2]]
+        return '"'.join(parts)
+
+    return "\n".join(map(line, module.split("\n")))

@@ -25,12 +25,12 @@ def test_a_thread_becomes_a_lane_a_level_and_streams_come_last() -> None:
     trace = small_trace()
     slices = slices_of([trace], [0])
     assert [(lane.label, int(n)) for lane, n in zip(slices.lanes, np.diff(slices.offsets), strict=True)] == [
-        ("annotations · python main", 4),
-        ("phases · python main", 4),
-        ("Python · python main", 8),
-        ("calls · python main", 13),
-        ("gpu 0 stream 7", 12),
-        ("gpu 0 stream 20", 4),
+        ("annotations", 4),
+        ("phases", 4),
+        ("Python", 8),
+        ("calls", 13),
+        ("stream 7", 12),
+        ("stream 20", 4),
     ]
     assert sorted(slices.event.tolist()) == list(range(len(trace)))
 
@@ -105,7 +105,10 @@ def test_alignments() -> None:
     frames = [steps_frame(a, range(1, 5)), steps_frame(b)]
     assert Caught(a, b, align="step", steps=frames).offsets == (0, 0 - 10_300), "step 1 of both"
     frames = [steps_frame(a), steps_frame(b, range(100, 104))]
-    assert Caught(a, b, align="step", steps=frames).offsets == (0, 0), "no step in common: the first ones"
+    unlike = Caught(a, b, align="step", steps=frames)
+    assert unlike.offsets == (0, 0), "no step in common: the first ones"
+    assert unlike.messages[0][0]["note"] == "The runs share no step number: their first steps lie together."
+    assert Caught(a, b, align="step", steps=[steps_frame(a), steps_frame(b)]).messages[0][0]["note"] == ""
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,7 @@ def test_alignments() -> None:
         ({"align": "step"}, "run A: align='step' needs the steps of each trace"),
         ({"align": "first kernel"}, "cpu: no GPU activity recorded, so align='first kernel' has no moment"),
         ({"titles": ["x"]}, r"titles= has 1 for 2 trace\(s\)"),
+        ({"view": (5, 5)}, r"view=\(5, 5\) is no stretch: give \(start_ns, end_ns\)"),
         ({"kinds": ["kernels"]}, "kinds has 'kernels', which is no kind; there are python, op"),
         ({"marks": pd.DataFrame({"start_ns": [1]})}, "marks= lacks the column 'end_ns'"),
         ({"steps": [None, None, None]}, r"steps= has 3 frames for 2 trace\(s\)"),
@@ -233,6 +237,14 @@ def test_selection_of_two_traces_is_a_pair_each_in_its_own_time() -> None:
     assert timeline.messages[-1][0]["text"] == (
         f"5,000 ns selected, from 0 to 5,000 ns. A: {len(first)} events, B: {len(second)} events; "
         ".selection holds them."
+    )
+
+
+def test_a_stretch_with_nothing_in_it_is_no_count() -> None:
+    timeline = Caught(small_trace())
+    timeline.selection_ns = (100_000, 100_500)
+    assert timeline.messages[-1][0]["text"] == (
+        "500 ns selected, from 100,000 to 100,500 ns: nothing that is shown lies in it."
     )
 
 

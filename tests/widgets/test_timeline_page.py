@@ -117,12 +117,77 @@ def test_shift_drag_selects_a_range_that_is_a_trace_in_python(open_page: OpenPag
     assert opened.locator(".mx-tl-status").inner_text() == "5 events"
 
 
+def test_the_length_of_a_range_stands_in_the_ruler_while_it_is_in_sight(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace())))
+    tags = """() => { const v = inner.view(), o = v.overlay, seen = [], { tag } = o;
+      o.tag = (ctx, text, x) => seen.push([ctx.canvas.className, text, Math.round(x / v.ratio)]); v.draw(); o.tag = tag;
+      return seen; }"""
+    opened.evaluate("models[0].set('selection_ns', [10000, 12500])")
+    middle = round(opened.evaluate("inner.view().axis.x(11250)"))
+    assert opened.evaluate(tags) == [["mx-tl-top", "2.5 µs", middle]], "not over the names"
+    opened.evaluate("inner.view().axis.set(20000, 5000)")
+    assert opened.evaluate(tags) == []
+
+
+def test_a_search_takes_the_count_of_the_selection_away(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace())))
+    opened.evaluate("models[0].set('selection_ns', [10000, 12500])")
+    opened.evaluate("models[0].emit('msg:custom', {type: 'selection', text: '5 events'}, [])")
+    opened.get_by_label("Search names").fill("kernel")
+    opened.wait_for_function("document.querySelector('.mx-tl-note').textContent === '12 hits'")
+    assert opened.locator(".mx-tl-status").text_content() == ""
+
+
+def test_the_labels_can_be_made_wider(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace())))
+    left = "document.querySelector('.mx-tl-canvas').getBoundingClientRect().left - "
+    left += "document.querySelector('.mx-tl-frame').getBoundingClientRect().left"
+    edge = opened.get_by_role("separator", name="Width of the labels")
+    before, width = opened.evaluate(left), opened.evaluate("inner.view().axis.width")
+    edge.press("ArrowRight")
+    settle(opened)
+    assert opened.evaluate(left) == before + 16 and opened.evaluate("inner.view().axis.width") == width - 16
+    box = edge.bounding_box()
+    opened.mouse.move(box["x"] + 3, box["y"] + 50)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 103, box["y"] + 50, steps=4)
+    opened.mouse.up()
+    settle(opened)
+    assert abs(opened.evaluate(left) - before - 116) < 4
+    assert edge.get_attribute("aria-valuenow") == str(round(opened.evaluate(left) - 1))
+    assert opened.evaluate(STATE, "selected_slice") == -1
+
+
+def test_the_view_to_begin_with(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace(), view=(10_000, 20_000))))
+    assert opened.evaluate("[inner.view().axis.start, inner.view().axis.end]") == [10_000, 20_000]
+
+
+def test_no_label_of_the_time_axis_is_cut(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace())))
+    cut = """(span) => { const v = inner.view(), ctx = v.top.getContext("2d"), bad = [];
+      let seen = 0; const own = ctx.fillText.bind(ctx);
+      const fits = (text, x) => x >= 0 && x + ctx.measureText(text).width <= v.top.width;
+      ctx.fillText = (text, x) => { seen++; if (!fits(text, x)) bad.push(text); };
+      for (let i = 0; i < 40; i++) { v.axis.set(i * 300, span); v.overlay.time(ctx, 0); }
+      ctx.fillText = own; return [seen > 100, bad]; }"""
+    assert opened.evaluate(cut, 9_000) == [True, []] and opened.evaluate(cut, 30_000) == [True, []]
+
+
+def test_the_number_of_a_name_survives(open_page: OpenPage) -> None:
+    opened = shown(open_page, inner(Caught(small_trace())))
+    short = opened.evaluate("[14, 13, 10, 7, 3, 2, 1].map((room) => inner.shortened('mrv2lab.step#15', room + 1))")
+    assert short == ["mrv2lab.step#15", "mrv2lab.st…#15", "mrv2lab…#15", "#15", "#15", "#15", "15"]
+    assert opened.evaluate("[7, 4, 3].map((room) => inner.shortened('aten::linear', room))") == ["aten::…", "ate…", ""]
+
+
 def test_the_minimap_moves_what_is_in_sight(open_page: OpenPage) -> None:
     opened = shown(open_page, inner(Caught(small_trace())))
     opened.get_by_role("button", name="Zoom in").click()
     opened.get_by_role("button", name="Zoom in").click()
     box = opened.locator(".mx-tl-map").bounding_box()
     opened.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 10)
+    settle(opened)
     middle = opened.evaluate("inner.view().axis.start + inner.view().axis.span / 2")
     home = opened.evaluate("inner.view().axis.home")
     assert abs(middle - (home[0] + 0.75 * (home[1] - home[0]))) < 0.01 * (home[1] - home[0])
@@ -236,9 +301,9 @@ def test_kinds_can_be_hidden_and_lanes_follow(open_page: OpenPage) -> None:
     assert lanes.count() == 5 and "memcpy" not in opened.evaluate(STATE, "kinds")
     assert opened.locator("[data-kind=memcpy]").get_attribute("aria-pressed") == "false"
     opened.evaluate("models[0].set('kinds', ['kernel'])")
-    assert lanes.all_inner_texts() == ["▾ gpu 0 stream 7"]
+    assert lanes.all_inner_texts() == ["▾ stream 7"]
     opened.evaluate("models[0].set('kinds', ['kernel', 'memcpy']); models[0].set('hidden_lanes', [4])")
-    assert lanes.all_inner_texts() == ["▾ gpu 0 stream 20"]
+    assert lanes.all_inner_texts() == ["▾ stream 20"]
     opened.get_by_role("button", name="Show all lanes").click()
     assert lanes.count() == 2 and opened.evaluate(STATE, "hidden_lanes") == []
 

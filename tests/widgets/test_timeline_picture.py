@@ -10,12 +10,12 @@ import pytest
 
 from mrv2lab.trace.builder import TraceBuilder
 from mrv2lab.trace.trace import Trace, TraceInfo
-from mrv2lab.widgets.timeline.assets import module_text
 from tests.widgets.conftest import OpenPage
 from tests.widgets.timeline_page import (
     COMPUTE,
     PAINTED,
     Caught,
+    changed,
     inner,
     random_trace,
     settle,
@@ -75,9 +75,7 @@ def test_no_two_slices_of_a_row_overlap_and_none_is_lost(open_page: OpenPage, wh
 
 
 def test_the_packing_test_can_fail(open_page: OpenPage) -> None:
-    good = "if (this.ends[1] > start) this.grow();"
-    assert good in module_text()
-    mutant = module_text().replace(good, "")  # a cap of eight rows
+    mutant = changed("if (this.ends[1] > start) this.grow();", "")  # a cap of eight rows
     opened = shown(open_page, inner(Caught(crowded_trace()), module=mutant))
     assert opened.evaluate(ROWS)["overlapping"] > 0
 
@@ -107,9 +105,7 @@ def lone_trace() -> Trace:
 
 @pytest.mark.parametrize("module", [None, "mutant"])
 def test_a_lone_nanosecond_is_visible(open_page: OpenPage, module: str | None) -> None:
-    floor = "0.25 + (0.75 * level) / 63"
-    assert floor in module_text()
-    mutant = module_text().replace(floor, "level / 63") if module else None
+    mutant = changed("0.25 + (0.75 * level) / 63", "level / 63") if module else None
     opened = shown(open_page, inner(Caught(lone_trace()), module=mutant))
     settle(opened)
     colours = set(opened.evaluate(COLOURS, [450_000_000_000] * 2))

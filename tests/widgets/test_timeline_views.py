@@ -8,12 +8,12 @@ import pytest
 
 from mrv2lab.trace.builder import TraceBuilder
 from mrv2lab.trace.trace import TraceInfo
-from mrv2lab.widgets.timeline.assets import module_text
 from tests.widgets.conftest import OpenPage
 from tests.widgets.timeline_page import (
     ATTACK,
     INNER,
     Caught,
+    changed,
     event_named,
     inner,
     page,
@@ -36,11 +36,28 @@ def test_two_runs_on_one_axis(open_page: OpenPage, screenshots: Path) -> None:
     opened = shown(open_page, inner(timeline))
     labels = opened.locator(".mx-tl-lane").all_inner_texts()
     assert [label[2] for label in labels] == ["A"] * 6 + ["B"] * 6
-    assert labels[10] == "▾ B modelled gpu 0 stream 7"
-    assert opened.locator(".mx-tl-sides span").all_inner_texts() == ["B minus A", "A steps", "B steps", "time"]
+    assert labels[10] == "▾ B stream 7 (modelled)"
+    assert opened.locator(".mx-tl-sides span").all_inner_texts() == [
+        *["A overview", "B overview", "B minus A\n▲ orange: B slower\n▼ blue: B faster", "A steps", "B steps", "time"]
+    ]
     assert opened.locator(".mx-tl-badge").all_inner_texts() == ["modelled"]
+    bands = """() => {
+      const v = inner.view(), m = v.map, ctx = m.getContext('2d');
+      m.width = 1;  // as a browser leaves it when its size changes
+      v.sized = false;
+      v.draw();
+      const colours = (y) => [...new Set(new Uint32Array(ctx.getImageData(0, y, m.width, 1).data.buffer))];
+      return [0.1, 0.35, 0.6, 0.85].map((at) => colours(Math.floor(at * m.height))); }"""
+    a_host, a_device, b_host, b_device = map(set, opened.evaluate(bands))
+    assert min(map(len, (a_host, a_device, b_host, b_device))) > 2, "drawn at once"
+    assert len(a_host & b_host) > 2 < len(a_device & b_device) and len(a_host & a_device) <= 1
     opened.screenshot(path=screenshots / "timeline_two_runs.png", full_page=True)
-    opened.get_by_role("button", name="Lanes of both runs side by side").click()
+    lines = """() => { const v = inner.view(), ctx = v.canvas.getContext('2d'), seen = [[], []], own = v.overlay.line;
+      v.overlay.line = (c, x, top, bottom, trace) => seen[trace].push(x); v.overlay.lines(ctx); v.overlay.line = own;
+      const rects = (trace) => { let n = 0; v.overlay.line({ fillRect: () => n++ }, 0, 0, 100, trace); return n; };
+      return [seen.map((xs) => xs.length), rects(0), rects(1) > 5]; }"""
+    assert opened.evaluate(lines) == [[4, 4], 1, True], "whole for A, dashed for B"
+    opened.get_by_role("button", name="A beside B").click()
     labels = opened.locator(".mx-tl-lane").all_inner_texts()
     assert [label[2] for label in labels] == ["A", "B"] * 6
     opened.get_by_role("button", name="Show the table").click()
@@ -75,7 +92,7 @@ def test_a_reloaded_page_asks_and_gets_the_data(open_page: OpenPage) -> None:
 
 
 def test_silence_from_python_is_explained(open_page: OpenPage) -> None:
-    module = module_text().replace("3000, () => this.say", "200, () => this.say") + INNER
+    module = changed("3000, () => this.say", "200, () => this.say") + INNER
     html = pages([Caught(small_trace())], module=module)
     opened = open_page(html.replace("if (!state.pushed) model.push();", ""))
     opened.wait_for_function("document.querySelector('.mx-tl-status').textContent.startsWith('No answer from Python')")

@@ -14,6 +14,7 @@ import pandas as pd
 
 from mrv2lab.trace.builder import TraceBuilder
 from mrv2lab.trace.trace import KIND, Lane, Trace, TraceInfo
+from mrv2lab.widgets.assets import tight
 from mrv2lab.widgets.timeline import Timeline
 from mrv2lab.widgets.timeline.assets import module_text, style_text
 from tests.widgets.conftest import OpenPage
@@ -213,7 +214,15 @@ def two_runs() -> tuple[Trace, Trace, Caught]:
 
 # -- looking at it from outside and inside
 
-INNER = "\nwindow.inner = { storeOf, packRows, view: (i = 0, m = 0) => [...storeOf(models[m]).views][i] };"
+
+def changed(good: str, bad: str) -> str:
+    """The module with one piece of its source changed."""
+    module, good = module_text(), tight(good)
+    assert module.count(good) == 1, good
+    return module.replace(good, tight(bad))
+
+
+INNER = "\nwindow.inner = { storeOf, packRows, shortened, view: (i = 0, m = 0) => [...storeOf(models[m]).views][i] };"
 """What these tests look at inside the module, which exports nothing but its two functions."""
 STATE = "(name) => models[0].state[name]"
 PAINTED = "performance.getEntriesByName('mrv2lab-timeline-first-paint').length >= {}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mrv2lab.widgets.assets import joined
+from mrv2lab.widgets.assets import joined, tight
 
 FOLDER = Path(__file__).parent
 MODULES = (
@@ -28,7 +28,7 @@ MODULES = (
 
 def module_text() -> str:
     """The ES module; it exports ``{initialize, render}``: data arrives before the first view is made."""
-    return joined(FOLDER, (f"{name}.js" for name in MODULES))
+    return tight(joined(FOLDER, (f"{name}.js" for name in MODULES)))
 
 
 def style_text() -> str:

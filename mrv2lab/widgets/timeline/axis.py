@@ -15,9 +15,9 @@ ALIGNMENTS = ("start", "step", "first kernel")
 
 def offsets_of(
     traces: Sequence[Trace], align: str | Sequence[int], steps: Sequence[pd.DataFrame | None]
-) -> tuple[int, ...]:
-    """What to add to each trace's times, in ns. The axis is the first trace's own time, so its offset is 0 unless
-    given.
+) -> tuple[tuple[int, ...], str]:
+    """What to add to each trace's times, in ns, and a sentence where that is not what ``align`` says. The axis is the
+    first trace's own time, so its offset is 0 unless given.
 
     ``align``: ``"start"`` puts the first events together, ``"step"`` the starts of the first step that both have,
     ``"first kernel"`` the first device work; or one offset a trace. Raises :class:`TraceError` for an alignment that a
@@ -27,18 +27,19 @@ def offsets_of(
         offsets = tuple(int(offset) for offset in align)
         if len(offsets) != len(traces):
             raise TraceError(f"align={offsets} has {len(offsets)} offset(s) for {len(traces)} trace(s); give one each")
-        return offsets
+        return offsets, ""
     if align not in ALIGNMENTS:
         raise TraceError(f"align={align!r} is not known: choose one of {', '.join(map(repr, ALIGNMENTS))} or offsets")
     if len(traces) < 2 or not all(len(trace) for trace in traces):
-        return (0,) * len(traces)
+        return (0,) * len(traces), ""
+    note = ""
     if align == "step":
-        moments = _first_common_step(traces, steps)
+        moments, note = _first_common_step(traces, steps)
     elif align == "first kernel":
         moments = [_first_kernel(trace) for trace in traces]
     else:
         moments = [int(trace.start.min()) for trace in traces]
-    return tuple(moments[0] - moment for moment in moments)
+    return tuple(moments[0] - moment for moment in moments), note
 
 
 def _first_kernel(trace: Trace) -> int:
@@ -48,7 +49,7 @@ def _first_kernel(trace: Trace) -> int:
     return int(trace.start[work].min())
 
 
-def _first_common_step(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | None]) -> list[int]:
+def _first_common_step(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | None]) -> tuple[list[int], str]:
     starts: list[dict[object, int]] = []
     for trace, frame in zip(traces, steps, strict=True):
         if frame is None or not len(frame):
@@ -59,9 +60,9 @@ def _first_common_step(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | N
         starts.append(first)
     common = [key for key in starts[0] if key in starts[1]]
     if common:
-        return [start[common[0]] for start in starts]
+        return [start[common[0]] for start in starts], ""
     # Steps of different runs need not share a name; then the first step of each is the best anchor there is.
-    return [min(start.values()) for start in starts]
+    return [min(start.values()) for start in starts], "The runs share no step number: their first steps lie together."
 
 
 def _keys(frame: pd.DataFrame) -> list[object]:

@@ -32,7 +32,7 @@ class Data {
       this.name[p] = name[i];
       this.kind[p] = kind[i];
     }
-    this.lanes = header.lanes.map(([trace, level, rank, label, empty], index) => ({ index, trace, level, rank, label, empty, rows: this.laneRow[index + 1] - this.laneRow[index] }));
+    this.lanes = header.lanes.map(([trace, level, rank, label, empty, full], index) => ({ index, trace, level, rank, empty, label: this.chip(trace) + visible(label), full: this.chip(trace) + visible(full), rows: this.laneRow[index + 1] - this.laneRow[index] }));
     this.kindsPresent = header.kinds.map((_, k) => k).filter((k) => this.kind.includes(k));
     this.details = new Map();
   }

@@ -12,7 +12,7 @@ from mrv2lab.trace.trace import DEVICE_KINDS, LAUNCH_KINDS, Trace
 from mrv2lab.widgets.timeline.text import plain
 
 MOST_ARGS, MOST_WORK, MOST_RANGES = 60, 64, 12
-CLOCKS = {"unix": "Unix time", "host": "the machine's clock", "session": "the session's start"}
+CLOCKS = {"unix": "start on Unix time", "host": "start on the machine's clock", "session": "since the session's start"}
 
 
 def details_of(trace: Trace, event: int) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def details_of(trace: Trace, event: int) -> dict[str, Any]:
     start, duration = int(trace.start[event]), int(trace.duration[event])
     facts = [["start", f"{start:,} ns"], ["end", f"{start + duration:,} ns"], ["duration", f"{duration:,} ns"]]
     if clock := CLOCKS.get(trace.info.clock):
-        facts.append([f"start on {clock}", f"{start + trace.info.origin_ns:,} ns"])
+        facts.append([clock, f"{start + trace.info.origin_ns:,} ns"])
     facts += [["kind", kind], ["lane", plain(trace.lane_of(event))]]
     if trace.nbytes[event] >= 0:
         facts.append(["bytes", f"{int(trace.nbytes[event]):,}"])

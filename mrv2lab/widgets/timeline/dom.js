@@ -34,6 +34,15 @@ const plural = (n, noun) => group(n) + " " + noun + (n === 1 ? "" : "s");
 /** Digits in threes. */
 const group = (n) => String(round(n)).replace(/\B(?=(\d{3})+$)/g, ",");
 
+/** A name in `room` characters, empty if there is no sense in it; of "step#5" and "step 5" the number survives. */
+function shortened(name, room) {
+  if (name.length <= room) return name;
+  const number = name.match(/[# ](\d+)$/)?.[1];
+  if (!number) return room < 4 ? "" : name.slice(0, room - 1) + "…";
+  if (room > number.length + 6) return name.slice(0, room - number.length - 2) + "…#" + number;
+  return ["#" + number, number].find((text) => text.length <= room) || "";
+}
+
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
 /** A length of time: three digits and a unit. @param {number} ns */

@@ -54,7 +54,7 @@ class Guide extends Stage {
     if (place.top < this.scroller.scrollTop) this.scroller.scrollTop = place.top - 4;
     else if (place.top + place.height > this.scroller.scrollTop + this.height) this.scroller.scrollTop = min(place.top - 4, place.top + place.height - this.height + 8);
     const { data } = this;
-    this.speak(`Lane ${data.chip(place.lane.trace)}${visible(place.lane.label)}: ${place.lane.empty || plural(data.offsets[lane + 1] - data.offsets[lane], "slice")}${place.folded ? ", folded" : ""}`);
+    this.speak(`Lane ${place.lane.label}: ${place.lane.empty || plural(data.offsets[lane + 1] - data.offsets[lane], "slice")}${place.folded ? ", folded" : ""}`);
     this.schedule();
   }
 
@@ -126,7 +126,7 @@ class Guide extends Stage {
       this.cursor = round(data.start[p]);
       if (lane.index !== this.cursorLane) this.moveLane(lane.index);
       this.axis.reveal(data.start[p], data.end[p]);
-      this.speak(`${data.nameOf(p)}, ${data.kinds[data.kind[p]][0]}, ${timeText(data.end[p] - data.start[p])}, ${data.chip(lane.trace)}${visible(lane.label)}`);
+      this.speak(`${data.nameOf(p)}, ${data.kinds[data.kind[p]][0]}, ${timeText(data.end[p] - data.start[p])}, ${lane.label}`);
     }
     drawDetails(this);
     this.moved();
@@ -204,13 +204,12 @@ class Guide extends Stage {
 
   stepMark(direction) {
     const marks = this.data.marks.filter((mark) => (mark[0] - this.cursor) * direction > 0);
-    if (!marks.length) return this.speak("No more marks");
+    if (!marks.length) return this.tell(this.data.marks.length ? "No more marks" : "There are no marks: none were given as marks=");
     const mark = marks.reduce((best, one) => ((one[0] - best[0]) * direction < 0 ? one : best));
     this.cursor = mark[0];
     this.axis.reveal(mark[0], mark[1]);
     this.moveLane(mark[4]);
-    this.say(markText(mark));
-    this.speak(markText(mark));
+    this.tell(markText(mark));
   }
 
   /** The mark whose glyph is at a point of the picture. */
@@ -246,6 +245,8 @@ class Guide extends Stage {
     const wrong = this.search.set(this.searchBox.value, this.regexButton.getAttribute("aria-pressed") === "true");
     this.search.paint(this.layout);
     this.showCount(wrong);
+    // How much is selected is no answer to a search.
+    if (this.searchBox.value && this.selection) this.say("");
     this.moved();
   }
 

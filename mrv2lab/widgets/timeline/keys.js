@@ -4,7 +4,8 @@ const KEYS = [
   ["← →", "move the cursor"], ["Shift+← →", "select a range from the cursor"], ["↑ ↓", "lane above, below"], ["a d", "pan"], ["w s or + −", "zoom in, out at the cursor"],
   ["Home End", "cursor to the start, the end"], ["n p", "next, previous slice of the lane"], ["k K", "next, previous mark"], ["z", "zoom to the selection or slice"], ["f", "fit everything"], ["r", "all rows in view, or readable rows"], ["[ ]", "lower, higher rows"],
   ["c", "fold or open the lane"], ["x X", "hide the lane, show all"], ["m", "measure from here; again: select that"], ["/", "search; Enter next, Shift+Enter previous"], ["PageUp PageDown", "scroll lanes"],
-  ["Ctrl+wheel, pinch", "zoom"], ["Shift+wheel, drag", "pan"], ["Shift+drag", "select a range"], ["Escape", "drop measurement, range, slice; leave"], ["?", "this help"],
+  ["Ctrl+wheel, pinch", "zoom"], ["Shift+wheel, drag", "pan"], ["Shift+drag", "select a range"], ["A beside B", "a button: each lane of A above the same lane of B"], ["All rows", "a button: as r"], ["B minus A", "up, orange: B slower; down, blue: B faster"],
+  ["Edge of the labels", "drag, or Tab to it and ← →: their width"], ["Escape", "drop measurement, range, slice; leave"], ["?", "this help"],
 ];
 
 /** What a key does in the picture; each returns nothing. */

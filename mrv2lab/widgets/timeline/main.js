@@ -14,7 +14,7 @@ class View extends Guide {
     this.selected = this.cursorLane = -1;
     this.selection = this.range = null;
     this.cursor = this.anchor = this.scroll = 0;
-    this.height = 0;
+    this.height = this.left = 0;
     this.ratio = 1;
     this.anchored = this.focused = this.sized = false;
     this.timers = {};
@@ -28,7 +28,7 @@ class View extends Guide {
     this.observer = new ResizeObserver(() => { this.sized = false; this.schedule(); });
     this.observer.observe(this.frameBox);
     this.themes = ["(prefers-color-scheme: dark)", "(forced-colors: active)"].map((query) => matchMedia(query));
-    this.restyle = () => { if (this.data) { this.palette.read(this.root); this.mapDirty = true; this.moved(); } };
+    this.restyle = () => { if (this.data) { this.palette.read(this.root); this.mapDirty ||= 1; this.moved(); } };
     for (const theme of this.themes) theme.addEventListener("change", this.restyle);
     this.watcher = new MutationObserver(this.restyle);
     for (const node of [document.documentElement, document.body]) this.watcher.observe(node, { attributes: true, attributeFilter: ["class", "style", "data-jp-theme-light", "data-jp-theme-name", "data-theme"] });
@@ -58,7 +58,7 @@ class View extends Guide {
   receive(content) {
     if (content.type === "data") this.store.error ? this.say(this.store.error) : this.ready();
     else if (content.type === "details" && content.id === this.selected) { drawDetails(this); this.schedule(); }
-    else if (content.type === "selection") { this.say(content.text); this.speak(content.text); }
+    else if (content.type === "selection") this.tell(content.text);
     else if (content.type === "show" && this.data) { this.axis.set(content.start, content.end - content.start); this.moved(); }
     else if (content.type === "status") this.say(content.text);
   }
@@ -72,11 +72,14 @@ class View extends Guide {
     this.layout = new Layout(data);
     this.search = new Search(data);
     this.tone = this.search.tone;
-    this.cursor = data.domain[0];
+    if (data.view) this.axis.set(data.view[0], data.view[1] - data.view[0]);
+    this.cursor = (data.view || data.domain)[0];
     this.say(data.length ? data.note : data.lanes.map((lane) => lane.empty).filter(Boolean)[0] || "");
     this.mixButton.hidden = data.traces.length < 2;
     this.titles.replaceChildren(...data.traces.map((trace, i) => h("span", "mx-tl-title", ...(data.traces.length > 1 ? [h("b", "mx-tl-chip", "AB"[i])] : []), h("strong", {}, visible(trace.title)), ...(trace.modelled ? [h("span", "mx-tl-badge", "modelled")] : []))));
-    this.sides.replaceChildren(...this.overlay.rulers().map(([text, height]) => h("span", { style: `height:${height}px` }, text)));
+    const beside = (rulers) => rulers.map(([text, height]) => h("span", { title: text, style: `height:${height}px` }, text));
+    this.sides.replaceChildren(...beside(this.overlay.rulers()));
+    this.mapSides.replaceChildren(...beside(data.traces.map((_, i) => [data.chip(i) + "overview", MAP / data.traces.length])));
     this.takeState();
     this.layout.build();
     this.layout.fitRows(data.height);

@@ -1,10 +1,11 @@
 """A timeline as the page's module reads it: a small JSON header and five buffers.
 
-``{"type": "data", "traces": [{"title", "modelled"}], "lanes": [[trace, group, rank, label, why it is empty]],
-"offsets": [lanes + 1], "groups", "kinds": [[name, letter, hue, hatch, title]], "steps": [[label, start, end]] a trace,
+``{"type": "data", "traces": [{"title", "modelled"}], "lanes": [[trace, group, rank, label, why it is empty,
+full label]], "offsets": [lanes + 1], "groups", "kinds": [[name, letter, hue, hatch, title]],
+"steps": [[label, start, end]] a trace,
 "marks": [[start, end, kind, label, lane]], "difference": [[start, end, delta, label]], "dtypes": [duration, name],
-"domain": [start, end], "height", "note": a sentence for the status line}``;
-buffers: names as UTF-8 JSON, start, duration, name, kind. Little-endian.
+"domain": [start, end], "view": [start, end] to begin with or null, "height", "note": a sentence for the status
+line}``; buffers: names as UTF-8 JSON, start, duration, name, kind. Little-endian.
 """
 
 from __future__ import annotations
@@ -25,20 +26,29 @@ Overlays = dict[str, list[Any]]
 
 
 def encode(
-    slices: Slices, titles: Sequence[tuple[str, bool]], overlays: Overlays, height: int, note: str = ""
+    slices: Slices,
+    titles: Sequence[tuple[str, bool]],
+    overlays: Overlays,
+    height: int,
+    note: str = "",
+    view: tuple[int, int] | None = None,
 ) -> tuple[dict[str, Any], list[bytes]]:
     """The message that shows slices; ``titles``: title and whether device times are modelled, for each trace;
     ``overlays``: ``steps``, ``marks`` and ``difference``."""
     header = {
         "type": "data",
         "traces": [{"title": plain(title), "modelled": modelled} for title, modelled in titles],
-        "lanes": [[lane.trace, lane.group, lane.rank, plain(lane.label), lane.empty] for lane in slices.lanes],
+        "lanes": [
+            [lane.trace, lane.group, lane.rank, plain(lane.label), lane.empty, plain(lane.full)]
+            for lane in slices.lanes
+        ],
         "offsets": slices.offsets.tolist(),
         "groups": GROUPS,
         "kinds": [[name, look.letter, look.hue, look.hatch, look.title] for name, look in LOOKS.items()],
         **overlays,
         "dtypes": [slices.duration.dtype.name, slices.name.dtype.name],
         "domain": domain_of(slices),
+        "view": view,
         "height": height,
         "note": note,
     }

@@ -33,13 +33,22 @@ class Overlay {
     const { view } = this;
     const r = view.ratio, axis = view.axis;
     ctx.fillStyle = view.palette.soft;
-    ctx.globalAlpha = 0.3;
-    view.data.steps.forEach((steps) => {
-      const inSight = steps.filter(([, start, end]) => end >= axis.start && start <= axis.end);
-      if (inSight.length > axis.width / 12) return;
-      for (const [, start] of inSight) ctx.fillRect(round(axis.x(start) * r), 0, r, ctx.canvas.height);
+    ctx.globalAlpha = 0.4;
+    view.data.steps.forEach((steps, trace) => {
+      const inSight = this.inSight(steps);
+      if (this.sparse(inSight)) for (const [, start] of inSight) this.line(ctx, round(axis.x(start) * r), 0, ctx.canvas.height, trace);
     });
     ctx.globalAlpha = 1;
+  }
+
+  inSight(steps) { return steps.filter(([, start, end]) => end >= this.view.axis.start && start <= this.view.axis.end); }
+
+  sparse(steps) { return steps.length <= this.view.axis.width / 12; }
+
+  /** Upright, whole for A and dashed for B. */
+  line(ctx, x, top, bottom, trace) {
+    const r = this.view.ratio, dash = trace ? 5 * r : bottom;
+    for (let y = top; y < bottom; y += 2 * dash) ctx.fillRect(x, y, r, min(dash, bottom - y));
   }
 
   names(ctx, labels, rowHeight) {
@@ -54,7 +63,7 @@ class Overlay {
       const look = palette.tones[tone[p]];
       const name = data.nameOf(p);
       ctx.fillStyle = look.ink;
-      ctx.fillText(name.length <= room ? name : room < 4 ? look.letter : name.slice(0, room - 1) + "…", left + 3 * r, y + rowHeight / 2);
+      ctx.fillText(shortened(name, room) || look.letter, left + 3 * r, y + rowHeight / 2);
     }
   }
 
@@ -105,7 +114,6 @@ class Overlay {
     ctx.fillRect(a, 0, max(b - a, r), ctx.canvas.height);
     ctx.globalAlpha = 1;
     for (const x of [a, b]) ctx.fillRect(round(x) - r / 2, 0, r, ctx.canvas.height);
-    this.tag(ctx, timeText(range[1] - range[0]), (a + b) / 2, 9 * r);
   }
 
   /** Text in a box, within the picture. */
@@ -181,7 +189,7 @@ class Overlay {
   /** Heights of the rulers, and what stands beside them. */
   rulers() {
     const { data } = this.view;
-    const list = data.difference.length ? [["B minus A", DIFFERENCE]] : [];
+    const list = data.difference.length ? [["B minus A\n▲ orange: B slower\n▼ blue: B faster", DIFFERENCE]] : [];
     data.steps.forEach((steps, trace) => { if (steps.length) list.push([data.chip(trace) + "steps", STEPS]); });
     return [...list, ["time", TIME]];
   }
@@ -193,8 +201,12 @@ class Overlay {
     ctx.fillRect(0, 0, ctx.canvas.width, ctx.canvas.height);
     let y = 0;
     if (view.data.difference.length) { this.difference(ctx, y); y += DIFFERENCE * r; }
-    for (const steps of view.data.steps) if (steps.length) { this.steps(ctx, steps, y); y += STEPS * r; }
+    view.data.steps.forEach((steps, trace) => { if (steps.length) { this.steps(ctx, steps, trace, y); y += STEPS * r; } });
     this.time(ctx, y);
+    const range = view.range || view.selection, { axis } = view;
+    if (!range || range[1] < axis.start || range[0] > axis.end) return;
+    const [a, b] = range.map((moment) => clamp(axis.x(moment), 0, axis.width) * r);
+    this.tag(ctx, timeText(range[1] - range[0]), (a + b) / 2, y + 10 * r);
   }
 
   /** Bars up where B took longer, down where it took less; the sign says it too. */
@@ -219,24 +231,25 @@ class Overlay {
     }
   }
 
-  steps(ctx, steps, y) {
+  steps(ctx, steps, trace, y) {
     const { view } = this;
     const { axis, ratio: r } = view;
     this.font(ctx, 10);
     const char = ctx.measureText("0").width;
     let last = -Infinity;
-    for (const [label, start, end] of steps) {
-      if (end < axis.start || start > axis.end) continue;
+    const inSight = this.inSight(steps), bottom = this.sparse(inSight) ? ctx.canvas.height - TIME * r : y + 15 * r;
+    for (const [label, start, end] of inSight) {
       const x = max(axis.x(start), -2) * r, right = min(axis.x(end), axis.width + 2) * r;
       // One bracket a pixel is enough
       if (x < last) continue;
       last = x + r;
       ctx.fillStyle = view.palette.soft;
-      ctx.fillRect(x, y + 3 * r, r, 12 * r);
+      this.line(ctx, round(x), y + 3 * r, bottom, trace);
       ctx.fillRect(x, y + 3 * r, max(right - x - r, r), r);
       ctx.fillStyle = view.palette.fg;
-      const room = floor((right - x - 6 * r) / char);
-      if (room >= 2) ctx.fillText(visible(label).length > room ? visible(label).slice(0, room - 1) + "…" : visible(label), x + 4 * r, y + 10 * r);
+      const chip = view.data.chip(trace), room = floor((right - x - 6 * r) / char);
+      const name = visible(label), beside = shortened(name, room - chip.length);
+      ctx.fillText(beside ? chip + beside : shortened(name, room), x + 4 * r, y + 10 * r);
     }
   }
 
@@ -253,7 +266,10 @@ class Overlay {
       ctx.fillStyle = view.palette.soft;
       ctx.fillRect(x, y + 12 * r, r, 8 * r);
       ctx.fillStyle = view.palette.fg;
-      ctx.fillText((tick < 0 ? "−" : "") + group(abs(tick) / unit) + " " + word, x + 3 * r, y + 8 * r);
+      const text = (tick < 0 ? "−" : "") + group(abs(tick) / unit) + " " + word, size = ctx.measureText(text).width + 3 * r;
+      // The last one stands before its tick, or not at all: half a number would be a wrong one.
+      if (x + size < ctx.canvas.width) ctx.fillText(text, x + 3 * r, y + 8 * r);
+      else if (2 * size < axis.x(axis.start + step) * r) ctx.fillText(text, x - size, y + 8 * r);
     }
   }
 }

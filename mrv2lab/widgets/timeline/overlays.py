@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,17 @@ def steps_of(frame: pd.DataFrame | None, offset: int) -> list[list[Any]]:
     if frame is None:
         return []
     step, start, end = _columns(frame, "steps", ("step", "host_start_ns", "host_end_ns"))
-    return [[plain(a, 200), int(b) + offset, int(c) + offset] for a, b, c in zip(step, start, end, strict=True)]
+    number = frame["number"].tolist() if "number" in frame else [""] * len(frame)
+    return [
+        [_label(a, n), int(b) + offset, int(c) + offset] for a, b, c, n in zip(step, start, end, number, strict=True)
+    ]
+
+
+def _label(step: object, number: object) -> str:
+    """A step's name, with its number at the end: there the page finds it, and shows it where the name has no room."""
+    name = plain(step, 200)
+    known = str(number).isdigit()
+    return f"{name} #{number}" if known and not re.search(rf"(?<!\d){number}$", name) else name
 
 
 def marks_of(

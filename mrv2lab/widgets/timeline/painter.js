@@ -26,7 +26,8 @@ class Painter {
 
   /**
    * @param {Data} data @param {Uint8Array} tone of each position @param {Palette} palette
-   * @param {{lane: object, top: number, height: number, folded: boolean}[]} places in device pixels, top may be negative
+   * @param {{lane: object, top: number, height: number, folded: boolean, until?: number}[]} places in device pixels, top may
+   *   be negative; `until`: the lanes before this one too
    * @param {number} rowHeight @param {number} start ns at the left @param {number} scale pixels a ns @param {number} labels
    *   least row height for labels
    * @returns {number[]} x, right end, y, position of each slice with room for a label, flat
@@ -40,7 +41,7 @@ class Painter {
       if (top >= bottom) return;
       pixels.fill(palette.bgBits, done * width, top * width);
       done = bottom;
-      const first = data.laneRow[place.lane.index], last = data.laneRow[place.lane.index + 1];
+      const first = data.laneRow[place.lane.index], last = data.laneRow[place.until ?? place.lane.index + 1];
       const stripe = i % 2 ? palette.stripeBits : palette.bgBits;
       if (bottom < height) pixels.fill(palette.lineBits, bottom * width, ++done * width);
       if (place.folded) {

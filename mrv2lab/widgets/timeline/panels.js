@@ -4,13 +4,12 @@
 function drawLabels(view) {
   const { layout, data } = view;
   view.labels.replaceChildren(...layout.places.map(({ lane, top, height, folded }) => {
-    const name = data.chip(lane.trace) + (data.traces[lane.trace].modelled && lane.level >= 5 ? "modelled " : "") + visible(lane.label);
     const sign = lane.empty ? "" : folded ? "▸ " : "▾ ";
     return h("button", {
       type: "button", tabindex: -1, class: "mx-tl-lane" + (lane.index === view.cursorLane ? " now" : ""), "data-lane": lane.index, style: `top:${top}px;height:${height}px`,
-      title: name + (lane.empty ? ": " + lane.empty : ` (${plural(data.offsets[lane.index + 1] - data.offsets[lane.index], "slice")}, ${plural(lane.rows, "row")})`),
+      title: lane.full + (lane.empty ? ": " + lane.empty : ` (${plural(data.offsets[lane.index + 1] - data.offsets[lane.index], "slice")}, ${plural(lane.rows, "row")})`),
       "aria-expanded": lane.empty ? null : String(!folded), onclick: () => { view.moveLane(lane.index); if (!lane.empty) view.fold(lane.index); view.scroller.focus({ preventScroll: true }); },
-    }, sign + name);
+    }, h("span", {}, sign + lane.label));
   }));
   view.inner.style.height = layout.height + "px";
 }
@@ -19,7 +18,7 @@ function drawLabels(view) {
 function quickDetails(view, id) {
   const { data } = view;
   const p = data.posOf[id], lane = data.laneOf(id);
-  const facts = [["start on the axis", group(data.start[p]) + " ns"], ["duration", group(data.end[p] - data.start[p]) + " ns"], ["kind", data.kinds[data.kind[p]][0]], ["lane", data.chip(lane.trace) + lane.label]];
+  const facts = [["start on the axis", group(data.start[p]) + " ns"], ["duration", group(data.end[p] - data.start[p]) + " ns"], ["kind", data.kinds[data.kind[p]][0]], ["lane", lane.full]];
   return { name: data.names[data.name[p]], kind: data.kinds[data.kind[p]][0], facts, args: [], stack: [], inside: [], works: 0, missing: [], quick: true };
 }
 
@@ -72,7 +71,7 @@ function drawTable(view) {
         if (best < 0 || data.end[p] - data.start[p] > data.end[best] - data.start[best]) best = p;
       }
     }
-    rows.push([data.chip(lane.trace) + visible(lane.label), lane.empty || group(count), best < 0 ? "" : data.nameOf(best), best < 0 ? "" : group(data.end[best] - data.start[best])]);
+    rows.push([lane.label, lane.empty || group(count), best < 0 ? "" : data.nameOf(best), best < 0 ? "" : group(data.end[best] - data.start[best])]);
   }
   const place = layout.place(view.cursorLane);
   const slices = [];
@@ -87,7 +86,7 @@ function drawTable(view) {
   const difference = data.difference.filter((row) => row[1] >= axis.start && row[0] <= axis.end).slice(0, TABLE_ROWS).map(([start, , delta, label]) => [visible(label), group(start), signedText(delta)]);
   view.table.replaceChildren(
     table(`Lanes in sight, ${timeText(axis.span)} from ${group(axis.start)} ns`, ["lane", "slices", "longest", "its ns"], rows),
-    ...(slices.length ? [table(`First ${slices.length} slices in sight on ${data.chip(place.lane.trace)}${visible(place.lane.label)}`, ["name", "kind", "start (ns)", "duration (ns)"], slices)] : []),
+    ...(slices.length ? [table(`First ${slices.length} slices in sight on ${place.lane.label}`, ["name", "kind", "start (ns)", "duration (ns)"], slices)] : []),
     ...(marks.length ? [table("Marks in sight", ["kind", "label", "start (ns)", "duration (ns)"], marks)] : []),
     ...(difference.length ? [table("B minus A", ["step", "start (ns)", "difference"], difference)] : []));
 }

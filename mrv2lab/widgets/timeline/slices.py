@@ -7,6 +7,8 @@ page's packing into rows relies on.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,8 @@ _OF_KIND = {
     **dict.fromkeys(DEVICE_KINDS, "streams"),
 }  # fmt: skip
 _OF_ROLE = {"stream": "streams", "annotation": "device ranges", "counter": "counters"}
+_SAID_BY = {"annotations": "annotations|steps", "device ranges": "annotations|phases"}
+"""Last words of a lane that its group says already, where they are not the group's own."""
 NO_EVENTS = "no events recorded"
 NO_DEVICE = "no GPU activity recorded"
 
@@ -43,6 +47,9 @@ class SliceLane:
     rank: int
     """Place among the lanes of its trace and group: lanes of two traces with equal group and rank belong together."""
     label: str
+    """Short, what tells it from its neighbours first."""
+    full: str
+    """Group, process and thread, as the file names them."""
     empty: str = ""
     """Why there is nothing in it."""
 
@@ -126,7 +133,7 @@ def slices_of(traces: Sequence[Trace], offsets: Sequence[int]) -> Slices:
 def _lanes_of(trace: Trace, position: int) -> tuple[list[SliceLane], list[int], Array]:
     """A trace's lanes, how many slices each has, and its events in the order of the slices."""
     if not len(trace):
-        return [SliceLane(position, -1, 0, 0, "events", NO_EVENTS)], [0], np.empty(0, np.int64)
+        return [SliceLane(position, -1, 0, 0, "events", "events", NO_EVENTS)], [0], np.empty(0, np.int64)
     table = np.array([[_group_of(lane.role, kind) for kind in KINDS] for lane in trace.lanes], np.int64)
     # One number for each pair of group and lane, small enough for a radix sort.
     key = table[trace.lane, trace.kind] * len(trace.lanes) + trace.lane
@@ -148,13 +155,13 @@ def _lanes_of(trace: Trace, position: int) -> tuple[list[SliceLane], list[int], 
     lanes: list[SliceLane] = []
     counts = [int(count[pair]) for pair in ranked]
     seen = [0] * len(GROUPS)
-    for pair in ranked:
-        group, lane = divmod(int(found[pair]), len(trace.lanes))
-        lanes.append(SliceLane(position, lane, group, seen[group], _label(trace, lane, group)))
+    pairs = [divmod(int(found[pair]), len(trace.lanes)) for pair in ranked]
+    for (group, lane), (label, full) in zip(pairs, _labels(trace, pairs), strict=True):
+        lanes.append(SliceLane(position, lane, group, seen[group], label, full))
         seen[group] += 1
     if not np.isin(trace.kind, [KIND[kind] for kind in DEVICE_KINDS]).any() and not seen[_GROUP["streams"]]:
         at = sum(seen[: _GROUP["streams"]])
-        lanes.insert(at, SliceLane(position, -1, _GROUP["streams"], 0, "streams", NO_DEVICE))
+        lanes.insert(at, SliceLane(position, -1, _GROUP["streams"], 0, "streams", "streams", NO_DEVICE))
         counts.insert(at, 0)
     return lanes, counts, order
 
@@ -165,8 +172,26 @@ def _group_of(role: str, kind: str) -> int:
     return _GROUP[_OF_ROLE.get(role) or _OF_KIND.get(kind, "calls")]
 
 
-def _label(trace: Trace, lane: int, group: int) -> str:
-    one = trace.lanes[lane]
-    if group == _GROUP["streams"] and one.role == "stream":
-        return str(one)
-    return f"{GROUPS[group]} · {one}"
+def _labels(trace: Trace, pairs: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
+    """Short and full label of each pair of group and lane. Words that all lanes share say nothing and are left out."""
+    used = [trace.lanes[lane] for _, lane in pairs]
+    one_device = len({one.device for one in used if one.device >= 0}) == 1
+    one_process = len({one.process for one in used if one.role == "thread"}) == 1
+    siblings = Counter(group for group, _ in pairs)
+    made = []
+    for (group, _), one in zip(pairs, used, strict=True):
+        word, text = GROUPS[group], str(one)
+        on_stream = word == "streams" and one.role == "stream"
+        full = text if on_stream else f"{word} · {text}"
+        if one_device:
+            text = re.sub(r"^gpu \d+ (?=stream )", "", text, flags=re.IGNORECASE)
+        if one.role == "thread" and one_process:
+            text = text.removeprefix(one.process).lstrip(": ") or text
+        text = re.sub(r"^(?:.*: )?thread (\d+)(?: \(.*\))?$", r"\1", text)
+        text = re.sub(rf"[, ]+({_SAID_BY.get(word, word)})$", "", text)
+        alone = siblings[group] == 1 and one.role in ("thread", "annotation") and word != "streams"
+        label = text if on_stream else word if alone else f"{word} · {text}"
+        device_time = trace.info.modelled and one.role in ("stream", "annotation") and "modelled" not in label
+        made.append((label + " (modelled)" * device_time, full))
+    twice = Counter(label for label, _ in made)
+    return [(label if twice[label] == 1 else full, full) for label, full in made]

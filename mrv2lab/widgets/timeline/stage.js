@@ -1,7 +1,9 @@
 // -- stage: the elements of a view, their sizes, and one frame ---------------------------------------------------------
 
 // Height of the minimap, CSS pixels.
-const MAP = 30;
+const MAP = 36;
+// Width of the labels: a character, least, most, least on a narrow page; who drags may go beyond
+const CHAR = 6.7, LEFT = 156, WIDE_LEFT = 250, NARROW_LEFT = 96;
 
 /** What a view is made of and how it is drawn; what is in sight is set by its heirs. */
 class Stage {
@@ -15,8 +17,8 @@ class Stage {
     this.searchBox = h("input", { type: "search", placeholder: "search names…", "aria-label": "Search names", oninput: () => this.later("search", 120, () => this.find()) });
     this.regexButton = button(".*", "Regular expression", () => { this.press(this.regexButton); this.find(); }, { "aria-pressed": "false" });
     this.hitBox = h("span", { class: "mx-tl-note", role: "status" });
-    this.rowsButton = button("Rows", "All rows in view, or readable rows", act(() => this.toggleRows()), { class: "word", "aria-pressed": "false" });
-    this.mixButton = button("A│B", "Lanes of both runs side by side", act(() => { this.layout.interleaved = this.press(this.mixButton); this.relayout(); }), { "aria-pressed": "false", hidden: true });
+    this.rowsButton = button("All rows", "All rows in view, or readable rows", act(() => this.toggleRows()), { class: "word", "aria-pressed": "false" });
+    this.mixButton = button("A beside B", "A beside B: each lane of A above the same lane of B", act(() => { this.layout.interleaved = this.press(this.mixButton); this.relayout(); }), { class: "word", "aria-pressed": "false", hidden: true });
     this.tableButton = button("Table", "Show the table of what is in sight", () => { this.table.classList.toggle("mx-tl-hidden", !this.press(this.tableButton)); }, { class: "word", "aria-pressed": "false" });
     this.allButton = button("", "Show all lanes", () => this.showLanes(), { class: "word", hidden: true });
     this.helpButton = button("?", "Keys", () => this.help(), { "aria-expanded": "false", class: "mx-tl-last" });
@@ -28,6 +30,7 @@ class Stage {
     this.map = h("canvas", { class: "mx-tl-map", "aria-hidden": "true" });
     this.mapBox = h("div", { class: "mx-tl-window", "aria-hidden": "true" });
     this.sides = h("div", "mx-tl-sides");
+    this.mapSides = h("div", "mx-tl-sides");
     this.top = h("canvas", { class: "mx-tl-top", "aria-hidden": "true" });
     this.canvas = h("canvas", { class: "mx-tl-canvas", "aria-hidden": "true" });
     this.labels = h("div", "mx-tl-labels");
@@ -36,8 +39,20 @@ class Stage {
       class: "mx-tl-scroll", role: "application", tabindex: 0, "aria-label": "Timeline. Press ? for keys.",
       onscroll: () => this.moved(), onfocus: () => { this.focused = true; this.schedule(); }, onblur: () => { this.focused = false; this.schedule(); },
     }, this.inner);
+    this.edge = h("div", {
+      class: "mx-tl-edge", role: "separator", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Width of the labels", title: "Width of the labels: drag, or ← →",
+      onpointerdown: (event) => this.edge.setPointerCapture(event.pointerId),
+      onpointermove: (event) => { if (event.buttons) this.setLeft(event.clientX - this.frameBox.getBoundingClientRect().left); },
+      onkeydown: (event) => {
+        const by = { ArrowLeft: -16, ArrowRight: 16 }[event.key];
+        if (!by) return;
+        this.setLeft(Number(this.edge.getAttribute("aria-valuenow")) + by);
+        event.preventDefault();
+        event.stopPropagation();
+      },
+    });
     this.tipBox = h("div", { class: "mx-tl-tip", hidden: true, "aria-hidden": "true" });
-    this.frameBox = h("section", { class: "mx-tl-frame", "data-panel": "timeline", "aria-label": "Timeline" }, h("div", "mx-tl-maprow", this.map, this.mapBox), h("div", "mx-tl-toprow", this.sides, this.top), this.scroller, this.tipBox);
+    this.frameBox = h("section", { class: "mx-tl-frame", "data-panel": "timeline", "aria-label": "Timeline" }, h("div", "mx-tl-toprow", this.mapSides, h("div", "mx-tl-maprow", this.map, this.mapBox)), h("div", "mx-tl-toprow", this.sides, this.top), this.scroller, this.edge, this.tipBox);
     this.details = h("section", { class: "mx-tl-details", hidden: true, tabindex: 0, "aria-label": "Selected slice" });
     this.table = h("section", { class: "mx-tl-table mx-tl-hidden", tabindex: -1, "aria-label": "What is in sight, as tables" });
     this.root = h("div", { class: "mx-tl", role: "group", "aria-label": "Timeline", "data-lm-suppress-shortcuts": "true" },
@@ -56,6 +71,9 @@ class Stage {
   }
 
   say(text) { if (this.status.textContent !== text) this.status.textContent = text; }
+
+  /** In the status line and aloud. */
+  tell(text) { this.say(text); this.speak(text); }
 
   /** One sentence for screen readers, once things have come to rest. */
   speak(text) { this.later("speak", 250, () => { this.live.textContent = text; }); }
@@ -76,11 +94,26 @@ class Stage {
     const hidden = this.layout.hidden.size;
     this.allButton.hidden = !hidden;
     this.allButton.textContent = plural(hidden, "lane") + " hidden: show";
-    this.mapDirty = true;
+    this.mapDirty ||= 1;
     this.sized = false;
     drawKinds(this);
     drawLabels(this);
     this.moved();
+  }
+
+  setLeft(pixels) {
+    this.left = max(pixels, 1);
+    this.sized = false;
+    this.moved();
+  }
+
+  /** Room for the labels: what was asked for, else what the longest takes, but not much of a narrow page. */
+  fitLabels() {
+    const room = this.frameBox.clientWidth;
+    const longest = max(0, ...this.layout.places.map(({ lane }) => lane.label.length));
+    const left = round(clamp(this.left || min(clamp(CHAR * longest + 24, LEFT, WIDE_LEFT), max(0.27 * room, NARROW_LEFT)), 48, 0.7 * room));
+    this.frameBox.style.setProperty("--left", left + "px");
+    for (const [name, value] of [["now", left], ["min", 48], ["max", round(0.7 * room)]]) this.edge.setAttribute("aria-value" + name, value);
   }
 
   resize() {
@@ -91,11 +124,12 @@ class Stage {
     // It grows with its lanes and never shrinks under the reader's hand.
     this.height = clamp(max(this.layout.height, this.height), 60, data.height);
     this.scroller.style.height = this.height + "px";
+    this.fitLabels();
     const width = (this.axis.width = max(this.canvas.clientWidth, 40));
     const size = (canvas, height) => {
       canvas.style.height = height + "px";
       const pixels = [round(width * this.ratio), round(height * this.ratio)];
-      if (canvas.width !== pixels[0]) { canvas.width = pixels[0]; this.mapDirty ||= canvas === this.map; }
+      if (canvas.width !== pixels[0]) { canvas.width = pixels[0]; if (canvas === this.map) this.mapDirty = 2; }
       if (canvas.height !== pixels[1]) canvas.height = pixels[1];
     };
     size(this.canvas, this.height);
@@ -120,7 +154,7 @@ class Stage {
     this.overlay.draw(ctx, labels, this.rowPixels);
     this.overlay.drawRulers(this.top.getContext("2d", { alpha: false }));
     this.drawWindow();
-    if (this.mapDirty) this.timers.map ||= setTimeout(() => { this.timers.map = 0; this.drawMap(); }, 150);
+    if (this.mapDirty > 1) this.drawMap(); else if (this.mapDirty) this.timers.map ||= setTimeout(() => { this.timers.map = 0; this.drawMap(); }, 150);
     if (this.first) {
       this.first = false;
       // A task behind the next frame: by then it is painted, which is what a person waits for.
@@ -138,12 +172,19 @@ class Stage {
   }
 
   drawMap() {
-    this.mapDirty = false;
-    const { map, mapPainter, axis, layout } = this;
+    this.mapDirty = 0;
+    const { map, mapPainter, axis, data } = this;
     mapPainter.resize(map.width, map.height);
-    const each = max(1, floor(map.height / max(layout.places.length, 1)));
-    const places = layout.places.map(({ lane }, i) => ({ lane, folded: true, top: floor((i * map.height) / layout.places.length), height: max(each - (each > 2 ? 1 : 0), 1) }));
-    mapPainter.paint(this.data, this.tone, this.palette, places, 1, axis.home[0], map.width / (axis.home[1] - axis.home[0]), Infinity);
+    // A band a level; of two runs, A above B, one for the host and one for the device.
+    const bands = [];
+    for (const lane of data.lanes) {
+      const key = data.traces.length > 1 ? 2 * lane.trace + (lane.level > 4) : lane.level;
+      if (bands.at(-1)?.key !== key) bands.push({ key, lane });
+      bands.at(-1).until = lane.index + 1;
+    }
+    const each = map.height / bands.length;
+    const places = bands.map((band, i) => ({ ...band, folded: true, top: floor(i * each), height: floor((i + 1) * each) - floor(i * each) - 1 }));
+    mapPainter.paint(data, this.tone, this.palette, places, 1, axis.home[0], map.width / (axis.home[1] - axis.home[0]), Infinity);
     map.getContext("2d", { alpha: false }).putImageData(mapPainter.image, 0, 0);
   }
 }

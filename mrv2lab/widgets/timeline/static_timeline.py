@@ -195,7 +195,9 @@ def _steps(picture: _Picture, steps: list[Any], title: str, y: int) -> int:
 
 def _difference(picture: _Picture, rows: list[Any], y: int) -> int:
     """Bars up where B took longer, down where it took less; the sign says it too."""
-    picture.text(4, y + 19, "B minus A", 24)
+    picture.text(4, y + 9, "B minus A", 24)
+    picture.text(4, y + 20, "orange up: B slower", 24, 'font-size="10"')
+    picture.text(4, y + 30, "blue down: B faster", 24, 'font-size="10"')
     most = max((abs(row[2]) for row in rows), default=0) or 1
     middle = y + 15
     picture.parts.append(f'<path d="M{LEFT} {middle}h{WIDTH}" stroke="currentColor" stroke-opacity=".4"/>')

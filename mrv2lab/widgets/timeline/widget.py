@@ -33,7 +33,8 @@ class Timeline(anywidget.AnyWidget):
     trace's own. ``kinds``: names of :data:`KINDS` to show at first, all by default. ``steps``, ``marks``: a frame of
     the first trace, or one frame a trace (columns ``step, host_start_ns, host_end_ns`` and ``start_ns, end_ns, kind,
     label``, times of their own trace). ``difference``: a frame ``start_ns, end_ns, delta_ns, label``, times of A.
-    ``height``: of the lanes, in pixels. Raises :class:`TraceError` for what it cannot show.
+    ``height``: of the lanes, in pixels. ``view``: the stretch ``(start_ns, end_ns)`` of the axis that is in sight at
+    first, everything by default. Raises :class:`TraceError` for what it cannot show.
     """
 
     _esm = module_text()
@@ -60,14 +61,16 @@ class Timeline(anywidget.AnyWidget):
         marks: Any = (),
         difference: pd.DataFrame | None = None,
         height: int = 420,
+        view: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         check_traces(traces)
         step_frames = for_each(steps, len(traces), "steps")
         mark_frames = for_each(marks, len(traces), "marks")
         self._traces: tuple[Trace, ...] = traces
-        self.offsets: tuple[int, ...] = offsets_of(traces, align, step_frames)
+        self.offsets: tuple[int, ...]
         """What is added to each trace's times to lie on the axis, ns."""
+        self.offsets, unlike = offsets_of(traces, align, step_frames)
         self._slices = slices_of(traces, self.offsets)
         self._titles = _titles(traces, titles)
         self._overlays: Overlays = {
@@ -79,7 +82,8 @@ class Timeline(anywidget.AnyWidget):
             ],
             "difference": difference_of(difference, self.offsets[0]),
         }
-        self._note = capped(self._overlays)
+        self._note = " ".join(filter(None, (unlike, capped(self._overlays))))
+        self._view = _view(view)
         self._height = max(int(height), 120)
         self.status = ""
         """The last sentence that was said in the status line."""
@@ -189,7 +193,10 @@ class Timeline(anywidget.AnyWidget):
             (f"{'AB'[index]}: " if len(chosen) > 1 else "") + f"{len(one):,} event{'s' * (len(one) != 1)}"
             for index, one in enumerate(chosen)
         )
-        return f"{end - start:,} ns selected, from {start:,} to {end:,} ns. {counts}; .selection holds them."
+        stretch = f"{end - start:,} ns selected, from {start:,} to {end:,} ns"
+        if not any(map(len, chosen)):
+            return f"{stretch}: nothing that is shown lies in it."
+        return f"{stretch}. {counts}; .selection holds them."
 
     def _count(self, trace: int) -> int:
         return len(self._traces[trace]) if 0 <= trace < len(self._traces) else 0
@@ -197,7 +204,7 @@ class Timeline(anywidget.AnyWidget):
     # -- messages
 
     def _push(self) -> None:
-        self.send(*encode(self._slices, self._titles, self._overlays, self._height, self._note))
+        self.send(*encode(self._slices, self._titles, self._overlays, self._height, self._note, self._view))
 
     def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
         """Answer the page. Whatever goes wrong is said in the status line: an exception in here reaches nobody."""
@@ -247,6 +254,15 @@ class Timeline(anywidget.AnyWidget):
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         html = static_html(self._slices, self._titles, self._overlays)
         return {**data, "text/plain": self._sentence(), "text/html": html}, metadata
+
+
+def _view(view: tuple[int, int] | None) -> tuple[int, int] | None:
+    if view is None:
+        return None
+    start, end = (int(moment) for moment in view)
+    if end <= start:
+        raise TraceError(f"view=({start}, {end}) is no stretch: give (start_ns, end_ns), the end behind the start")
+    return start, end
 
 
 def _titles(traces: Sequence[Trace], titles: Sequence[str] | None) -> list[tuple[str, bool]]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser.lab import FLAGS, TOKEN, lab, offline_page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 pytest.importorskip("jupyterlab")
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install mrv2lab[test]")

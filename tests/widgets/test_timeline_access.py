@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mrv2lab.widgets.timeline.assets import module_text, style_text
+from tests.slow import mostly_slow
 from tests.widgets.conftest import OpenPage
 from tests.widgets.timeline_page import (
     STATE,
@@ -190,7 +191,7 @@ def test_the_table_twin_says_what_is_in_sight(open_page: OpenPage) -> None:
     assert opened.locator(".mx-tl-table").get_attribute("aria-label") == "What is in sight, as tables"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark", "lab-dark"])
+@pytest.mark.parametrize("theme", mostly_slow(["light", "dark", "lab-dark"], 1))
 def test_axe_finds_nothing_serious(open_page: OpenPage, screenshots: Path, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     scheme = "dark" if theme == "dark" else "light"

@@ -103,7 +103,7 @@ def test_alignments() -> None:
     assert Caught(a, late, align="first kernel").offsets == (0, 1000 - int(late.where("memcpy").start.min()))
     assert Caught(a, b, align=(5, -7)).offsets == (5, -7)
     frames = [steps_frame(a, range(1, 5)), steps_frame(b)]
-    assert Caught(a, b, align="step", steps=frames).offsets == (0, 0 - 10_300), "step 1 of both"
+    assert Caught(a, b, align="step", steps=frames).offsets == (0, -10_600), "the middle one of steps 1 to 3"
     frames = [steps_frame(a), steps_frame(b, range(100, 104))]
     unlike = Caught(a, b, align="step", steps=frames)
     assert unlike.offsets == (0, 0), "no step in common: the first ones"

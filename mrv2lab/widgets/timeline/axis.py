@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,10 @@ def offsets_of(
     """What to add to each trace's times, in ns, and a sentence where that is not what ``align`` says. The axis is the
     first trace's own time, so its offset is 0 unless given.
 
-    ``align``: ``"start"`` puts the first events together, ``"step"`` the starts of the first step that both have,
-    ``"first kernel"`` the first device work; or one offset a trace. Raises :class:`TraceError` for an alignment that a
-    trace has nothing for.
+    ``align``: ``"start"`` puts the first events together, ``"step"`` moves by the median distance of the starts of the
+    steps that both have (as :func:`mrv2lab.trace.align.align` does, so that a comparison agrees), ``"first kernel"``
+    puts the first device work together; or one offset a trace. Raises :class:`TraceError` for an alignment that a trace
+    has nothing for.
     """
     if not isinstance(align, str):
         offsets = tuple(int(offset) for offset in align)
@@ -32,14 +34,13 @@ def offsets_of(
         raise TraceError(f"align={align!r} is not known: choose one of {', '.join(map(repr, ALIGNMENTS))} or offsets")
     if len(traces) < 2 or not all(len(trace) for trace in traces):
         return (0,) * len(traces), ""
-    note = ""
     if align == "step":
-        moments, note = _first_common_step(traces, steps)
-    elif align == "first kernel":
+        return _by_steps(traces, steps)
+    if align == "first kernel":
         moments = [_first_kernel(trace) for trace in traces]
     else:
         moments = [int(trace.start.min()) for trace in traces]
-    return tuple(moments[0] - moment for moment in moments), note
+    return tuple(moments[0] - moment for moment in moments), ""
 
 
 def _first_kernel(trace: Trace) -> int:
@@ -49,7 +50,7 @@ def _first_kernel(trace: Trace) -> int:
     return int(trace.start[work].min())
 
 
-def _first_common_step(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | None]) -> tuple[list[int], str]:
+def _by_steps(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | None]) -> tuple[tuple[int, ...], str]:
     starts: list[dict[object, int]] = []
     for trace, frame in zip(traces, steps, strict=True):
         if frame is None or not len(frame):
@@ -60,9 +61,10 @@ def _first_common_step(traces: Sequence[Trace], steps: Sequence[pd.DataFrame | N
         starts.append(first)
     common = [key for key in starts[0] if key in starts[1]]
     if common:
-        return [start[common[0]] for start in starts], ""
+        return (0, round(statistics.median(starts[0][key] - starts[1][key] for key in common))), ""
     # Steps of different runs need not share a name; then the first step of each is the best anchor there is.
-    return [min(start.values()) for start in starts], "The runs share no step number: their first steps lie together."
+    first_a, first_b = (min(start.values()) for start in starts)
+    return (0, first_a - first_b), "The runs share no step number: their first steps lie together."
 
 
 def _keys(frame: pd.DataFrame) -> list[object]:

@@ -38,14 +38,21 @@ PUBLIC: dict[str, str] = {
     "SchedulerOutput": "protocol",
     "StagedWriteTensor": "memory",
     "StepExplorer": "recorder.explorer",
+    "Timeline": "widgets.timeline",
+    "Trace": "trace.trace",
     "UvaBackedTensor": "memory",
     "UvaBufferPool": "runtime",
     "Workload": "engine.workload",
+    "WorkloadPanel": "recorder.workload_panel",
     "burst": "engine.workload",
+    "compare": "trace.compare",
     "from_csv": "engine.workload",
     "make_runtime": "runtime",
     "open_lens": "recorder.lens",
+    "overlay": "recorder.overlay",
     "paused_step": "recorder.paused",
+    "profile": "recorder.profile",
+    "run_settings": "recorder.side_by_side",
     "steady": "engine.workload",
 }
 
@@ -60,11 +67,18 @@ if TYPE_CHECKING:
     from mrv2lab.protocol import SamplingParams, SchedulerOutput
     from mrv2lab.recorder.explorer import StepExplorer
     from mrv2lab.recorder.lens import open_lens
+    from mrv2lab.recorder.overlay import overlay
     from mrv2lab.recorder.paused import paused_step
+    from mrv2lab.recorder.profile import profile
     from mrv2lab.recorder.recorder import Recorder
+    from mrv2lab.recorder.side_by_side import run_settings
+    from mrv2lab.recorder.workload_panel import WorkloadPanel
     from mrv2lab.recording.recording import Recording
     from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime
+    from mrv2lab.trace.compare import compare
+    from mrv2lab.trace.trace import Trace
     from mrv2lab.widgets.kernel_lens import KernelLens
+    from mrv2lab.widgets.timeline import Timeline
 
 __all__ = [
     "PHASES",
@@ -87,14 +101,21 @@ __all__ = [
     "SchedulerOutput",
     "StagedWriteTensor",
     "StepExplorer",
+    "Timeline",
+    "Trace",
     "UvaBackedTensor",
     "UvaBufferPool",
     "Workload",
+    "WorkloadPanel",
     "burst",
+    "compare",
     "from_csv",
     "make_runtime",
     "open_lens",
+    "overlay",
     "paused_step",
+    "profile",
+    "run_settings",
     "steady",
 ]
 

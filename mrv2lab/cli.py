@@ -1,4 +1,4 @@
-"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race``, ``twin`` and ``bench``."""
+"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race``, ``twin``, ``trace`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from mrv2lab.bench.cli_sampler import sampler
 from mrv2lab.check.cli_race import race
 from mrv2lab.check.cli_twin import twin
+from mrv2lab.trace.cli import trace_app
+from mrv2lab.trace.screen import plain
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -184,9 +185,9 @@ def inspect(
     if as_json:
         typer.echo(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode())
         return
-    table = Table(title=_plain(file.name), show_header=False)
+    table = Table(title=plain(file.name), show_header=False)
     for name, value in facts.items():
-        table.add_row(name, _plain("; ".join(value) or "none" if isinstance(value, list) else str(value)))
+        table.add_row(name, plain("; ".join(value) or "none" if isinstance(value, list) else str(value)))
     Console().print(table)
 
 
@@ -216,6 +217,7 @@ def info(
 
 app.command()(race)
 app.command()(twin)
+app.add_typer(trace_app, name="trace")
 bench = typer.Typer(no_args_is_help=True, help="Ours beside its peers, in one run.")
 bench.command()(sampler)
 app.add_typer(bench, name="bench")
@@ -226,14 +228,9 @@ def _text_or_file(given: str) -> str:
     return given if given.lstrip()[:1] in ("{", "[") else Path(given).read_text(encoding="utf-8")
 
 
-def _plain(text: str) -> Text:
-    """``text`` from a file that may be hostile: neither markup nor anything that a terminal would obey."""
-    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
-
-
 def _fail(error: Exception | str) -> NoReturn:
     """One line on stderr, whatever the message looked like, and the exit code of wrong usage."""
-    typer.echo(f"mrv2lab: {_plain(' '.join(str(error).split()))}", err=True)
+    typer.echo(f"mrv2lab: {plain(' '.join(str(error).split()))}", err=True)
     sys.exit(2)
 
 

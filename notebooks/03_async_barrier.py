@@ -12,7 +12,8 @@
 # **You will** watch a race corrupt texts without an error, find the buffer, the line that reads it and the two moments
 # between which it was overwritten, see what vLLM's V1 does against it and how one forgotten buffer undoes that, and what the
 # three safe ways cost.
-# **You need** no GPU; 15 to 20 minutes. Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
+# **You need** no GPU; 20 minutes. Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
+# **Live**, with device times that are modelled; figures from an H200 come from files that their cells name.
 #
 # ## 1. The race, live
 #
@@ -88,7 +89,7 @@ races.report().head(6)
 from mrv2lab.bench.stand_in import StandIn
 from mrv2lab.check.waits import waits_by_cause
 from mrv2lab.runtime.clock import CostModel
-from mrv2lab.teach.barrier_pictures import STATIC, stream_picture, wait_picture
+from mrv2lab.teach.barrier_pictures import STATIC, stream_picture
 from mrv2lab.teach.stream_times import COPIES, FORWARD, StreamTimes, typical_steps
 
 STEPS = 8
@@ -289,19 +290,10 @@ pd.DataFrame({name: pool(**case) for name, case in cases.items()}, index=["corru
 # tensor-parallel group whose output was awaited.
 
 # %%
-from mrv2lab.bench.frames import no_gain, phase_frame, policy_frame, runner_frame
 from mrv2lab.bench.policy_bench import bench
-from mrv2lab.bench.result import newest_result
+from mrv2lab.teach.barrier_lesson import measured, show_costs
 
-
-def show_costs(figures, where):
-    costs = policy_frame(figures)
-    title = f"{figures['requests']} requests decode, stand-in {figures['stand_in_ms']:g} ms: {where}"
-    wait_picture(costs, title).show(config=STATIC)
-    return costs.set_index(["case", "runner", "policy"]).round(0).astype(int)
-
-
-show_costs(bench("cpu", repeats=3, steps=6, progress=False), "a CPU; the device's times and the waits are modelled")
+show_costs(bench("cpu", repeats=2, steps=6, progress=False), "a CPU; the device's times and the waits are modelled")
 
 # %% [markdown]
 # What to see:
@@ -330,47 +322,57 @@ pd.DataFrame({"waits a step": waits["waits"].round(2), "us a step": waits["wait_
 # And on an H200, where nothing is modelled (Qwen3-0.6B's shape, eager):
 
 # %%
-result = newest_result("policies")
-if result is None:
-    print(
-        "No H200 figures here: `python -m mrv2lab.bench.policy_bench --device cuda --out FILE` on a GPU makes them; "
-        "the file belongs into mrv2lab/bench/results as DATE-h200-policies.json."
-    )
-else:
-    display(show_costs(result["figures"], f"{result['machine']['gpu']}, {result['date'][:10]}"))
+if result := measured("policies"):
+    show_costs(result["figures"], f"{result['machine']['gpu']}, {result['date'][:10]}")
 
 # %% [markdown]
-# ## 7. V1 beside MRV2, all in all
+# ## 7. Both timelines on one axis
+#
+# V1's barrier beside MRV2's `pinned_copy` with late copies, the same requests on both (a stand-in of 20 ms; device times are
+# **modelled**, host times are this machine's):
+
+# %%
+from mrv2lab import compare, overlay
+from mrv2lab.teach.barrier_lesson import late_copies, recorded_pair, show_runners, waits_a_step
+
+pair = [late_copies("v1", "barrier", STEPS), late_copies("mrv2", "pinned_copy", STEPS)]
+overlay(*pair)
+
+# %% [markdown]
+# A is V1, B is MRV2, and the first step of both starts at the same moment. Drag to pan, Ctrl and the wheel to zoom, click on
+# a slice or a mark; **?** shows the keys. Follow one of V1's *barrier_wait* on the host down to the device: it ends where the
+# copies of the step before do, behind the stand-in. MRV2 has no such mark: it prepares its step meanwhile, and waits for the
+# output instead. The difference lane says for each step who was away longer.
+
+# %%
+display(waits_a_step(*pair))
+print(compare(pair[0].trace, pair[1].trace, "step").verdict)
+
+# %% [markdown]
+# The waits change places, and the step stays about as long: whoever is late, somebody must wait for it. The same pair on
+# an H200, where nothing is modelled (Qwen3-0.6B's shape, 64 requests, eager):
+
+# %%
+if pair := recorded_pair("../traces"):
+    display(overlay(*pair), waits_a_step(*pair))
+    print(compare(pair[0].trace, pair[1].trace, "step").verdict)
+
+# %% [markdown]
+# ## 8. V1 beside MRV2, all in all
 #
 # The policy is one part. This is the whole host side of both runners, each with its own policy (V1 `barrier`, MRV2
 # `uva_pool`), at 1 to 256 requests; under *churn* one request ends and
 # another comes in nearly every step (with one request
 # alone, in every second turn: who comes starts a turn later, and nobody else is there meanwhile, so a turn's times
 # and counts are about half of a busy step's). *own us* leaves out what both share (scheduling, the model) and the waits. An em
-# dash marks a phase that the runner does not have.
+# dash marks a phase that the runner does not have. The first line printed says what it all comes to.
 
 # %%
-result = newest_result("runners")
-if result is None:
-    print(
-        "No H200 figures here: `python -m mrv2lab.bench.runner_bench --device cuda --out FILE` on a GPU makes them; "
-        "the file belongs into mrv2lab/bench/results as DATE-h200-runners.json."
-    )
-else:
-    figures = result["figures"]
-    print(f"{result['machine']['gpu']}, {result['date'][:10]}: medians of {figures['repeats']}; a step")
-    display(runner_frame(figures).round(1))
-    for kind in ("steady", "churn"):
-        print(f"host time by phase, {kind} (us)")
-        display(phase_frame(figures, kind).map(lambda us: "\u2014" if pd.isna(us) else f"{us:.0f}"))
-    loads = ", ".join(f"{kind} at {count}" for kind, count in no_gain(figures))
-    print(
-        f"MRV2's own phases gain no host time here: {loads or 'at none of these loads'}. The shared phases "
-        "(schedule, forward, logits) and the wait for the output are the same code, so there it gains nothing at any load."
-    )
+if result := measured("runners"):
+    show_runners(result)
 
 # %% [markdown]
-# ## 8. How vLLM got here
+# ## 9. How vLLM got here
 #
 # * #24527 brought the event, with too small a scope; #25279 moved the sampling arrays inside; #28706 moved the
 #   multimodal ones, #28579 undid that by accident, #31373 did it again.
@@ -391,3 +393,6 @@ else:
 #    `with mutants.barrier_recorded_early(): print(race("barrier", steps=12, runner="mrv2"))`: the event is there and is
 #    waited for, but it was recorded in front of the copies, so it protects the step before. Expect as many corrupted
 #    steps as MRV2 has with `unsafe`. (V1's barrier is another class, `AsyncBarrier`, which this mutant does not touch.)
+#
+# **What next**: [12_profile_your_workload](12_profile_your_workload.ipynb) lays your own workload's timelines on one axis;
+# [13_read_a_vllm_trace](13_read_a_vllm_trace.ipynb) finds this barrier in a trace of vLLM.

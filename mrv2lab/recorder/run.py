@@ -17,6 +17,7 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import Workload
 from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recording.recording import Recording
+from mrv2lab.trace.trace import DEVICE_KINDS, Trace
 
 SIDECAR = ".meta.json"
 
@@ -56,25 +57,44 @@ def record_run(
     return recorder.recording
 
 
-def write_sidecar(path: str | Path, recording: Recording, licence: str = "Apache-2.0") -> Path:
-    """Write ``FILE.meta.json`` beside a recording: machine, versions, command, commit, date, sha256, licence."""
+def write_sidecar(path: str | Path, source: Recording | Trace, licence: str = "Apache-2.0") -> Path:
+    """Write ``FILE.meta.json`` beside a recording or a trace: machine, versions, command, commit, date, sha256,
+    licence, and what it holds."""
     path = Path(path)
     facts = describe_machine()
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    header = recording.header
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.orig_argv[1:]]
+    started = ["mrv2lab", *sys.argv[1:]] if Path(sys.argv[0]).name == "mrv2lab" else ["python", *words]
     meta = {
         "file": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "bytes": path.stat().st_size,
-        "steps": len(recording),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["mrv2lab", *words]),
+        "command": shlex.join(started),
         "licence": licence,
-        "device": header.device,
-        "modelled_times": header.modelled,
-        "clock": recording.clock,
+        **(_of_trace(source) if isinstance(source, Trace) else _of_recording(source)),
         "machine": {name: value for name, value in facts.items() if name != "missing"},
     }
     sidecar = path.with_name(path.name + SIDECAR)
     sidecar.write_bytes(orjson.dumps(meta, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return sidecar
+
+
+def _of_recording(recording: Recording) -> dict[str, Any]:
+    header = recording.header
+    return {
+        "steps": len(recording),
+        "device": header.device,
+        "modelled_times": header.modelled,
+        "clock": recording.clock,
+    }
+
+
+def _of_trace(trace: Trace) -> dict[str, Any]:
+    names = dict.fromkeys(str(device["name"]) for device in trace.info.devices if device.get("name"))
+    return {
+        "events": len(trace),
+        "device_events": int(trace.mask(*DEVICE_KINDS).sum()),
+        "device": ", ".join(names) or "cpu",
+        "modelled_times": trace.info.modelled,
+        "settings": trace.info.extra.get("mrv2lab"),
+    }

@@ -21,6 +21,7 @@ from mrv2lab.teach.mutants import Mutant
 from tests.equality.compare import compare_exact, compare_near, reference_logits
 from tests.equality.harness import Trace, run_workload
 from tests.equality.models import CONFIGS, hf_model
+from tests.slow import mostly_slow
 
 Patch = pytest.MonkeyPatch
 
@@ -94,7 +95,7 @@ def test_a_pool_of_one_slot_is_right_while_nobody_is_ahead() -> None:
 SILENT = [one for one in mutants.ALL if one.runner == "mrv2" and "twin" in one.caught_by]
 
 
-@pytest.mark.parametrize("mutant", SILENT, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", mostly_slow(SILENT, 6), ids=lambda one: one.name)
 def test_what_a_twin_finds_is_caught_here_too(mutant: Mutant) -> None:
     with mutant():
         assert caught(**mutant.needs), mutant.breaks

@@ -171,6 +171,7 @@ def test_a_folder_that_git_does_not_hold_is_read_from_disk(repository: Path) -> 
     assert "cell 1 has outputs" in found
 
 
+@pytest.mark.slow
 def test_a_commit_with_outputs_is_refused(repository: Path) -> None:
     """The hook's own command in a real `git commit`: -a and paths use an index of their own, which counts then."""
     tool = repository / "tools" / "notebooks.py"

@@ -21,13 +21,13 @@ from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recording.view import StepView
 from tests.engine.small import sampled, small_engine
 from tests.recorder.runs import busy_engine, tokens, work
-from tests.recorder.test_paused import (
+from tests.recorder.stops import (
     FAR_TOO_LONG,
-    LAUNCH,
-    no_thread_is_left,  # noqa: F401
+    a_stop_interrupts,  # noqa: F401
     press_stop,
     press_stop_and_let_the_reader_wait_again,
 )
+from tests.recorder.test_paused import LAUNCH, no_thread_is_left  # noqa: F401
 
 RESET = "engine.reset() drops the unfinished requests and makes the engine usable again"
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +19,12 @@ from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.runtime.base import DeviceError
 from tests.engine.small import MODEL, sampled, small_engine
 from tests.recorder.runs import OPTIONS, TRANSPORTS, busy_engine, device_work, tokens, work
+from tests.recorder.stops import (
+    FAR_TOO_LONG,
+    a_stop_interrupts,  # noqa: F401
+    press_stop,
+    press_stop_and_let_the_reader_wait_again,
+)
 from tests.steady_clock import steady_clock
 
 LAUNCH = (
@@ -28,14 +32,14 @@ LAUNCH = (
     "postprocess"
 ).split()
 SETTLE = ["wait_output", "update_from_output"]
-FAR_TOO_LONG = 30.0
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    gc.collect()
     left = [thread for thread in threading.enumerate() if thread.name == "mrv2lab-paused-step"]
+    if left:  # in a cycle of rubbish; half a second beside a library as large as torch
+        gc.collect()
     for thread in left:
         thread.join(FAR_TOO_LONG)
         assert not thread.is_alive(), "a paused step's thread outlives its test"
@@ -207,30 +211,6 @@ def test_a_device_error_comes_to_the_reader_and_to_the_step() -> None:
 
 
 # -- interrupts while the reader waits ---------------------------------------------------------------------------------
-def press_stop() -> None:
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def readers_wait(but: Any = None) -> Any:
-    """In a paused step's thread: the reader's wait for the step, once there is one that is not ``but``."""
-    thread = threading.current_thread()
-    assert isinstance(thread, module._StepThread)
-    for _ in range(30_000):
-        with thread._changed:  # free, hence the reader has laid himself down
-            waits = [one for one in thread._changed._waiters if one is not but]  # type: ignore[attr-defined]
-        if waits:
-            return waits[0]
-        time.sleep(0.001)
-    raise AssertionError("nobody waits for the step")
-
-
-def press_stop_and_let_the_reader_wait_again() -> None:
-    """In a paused step's thread: interrupt the reader's wait, and go on when he is in another one."""
-    first = readers_wait()
-    press_stop()
-    readers_wait(but=first)
-
-
 def test_an_interrupt_while_waiting_lets_the_phase_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_with_work() as engine:
         gather = engine.worker.runner.block_tables.gather

@@ -16,6 +16,7 @@ from mrv2lab.recording.view import step_view
 from mrv2lab.runner.model_runner import ModelRunner
 from tests.engine.small import MODEL
 from tests.recording.runs import ASYNC, SIZES, SYNC, abort, preempt, submit
+from tests.slow import mostly_slow
 
 
 def record(
@@ -37,7 +38,9 @@ def record(
         return recorder.recording, live
 
 
-@pytest.mark.parametrize("options", [SYNC, ASYNC, ASYNC | {"transfer": "pinned_copy"}], ids=["sync", "async", "pinned"])
+@pytest.mark.parametrize(
+    "options", mostly_slow([ASYNC, SYNC, ASYNC | {"transfer": "pinned_copy"}], 1), ids=["async", "sync", "pinned"]
+)
 def test_rewind_is_exact(options: dict[str, Any]) -> None:
     recording, live = record(200, options)
     assert sum(new.resumed for step in recording.steps for new in step.new) > 3

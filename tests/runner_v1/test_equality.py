@@ -17,7 +17,7 @@ from tests.runner_v1.runs import MANY_ROWS, SAME_BATCHES, Idle, greedy_case, run
 from tests.runner_v1.test_sampling_params import some_params
 from tests.slow import mostly_slow
 
-QUICK = 16
+QUICK = 6
 
 
 @cache
@@ -35,7 +35,7 @@ def test_v1_equals_mrv2(index: int) -> None:
     assert mrv2.batches == v1.batches
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", mostly_slow(range(4), 1))
 @pytest.mark.parametrize("loop", ["sync", "async"])
 def test_requests_that_sit_out_steps(loop: str, index: int) -> None:
     """MRV2's rows stay untouched; V1's are evicted and come back, with tokens that the host knows by then."""

@@ -326,6 +326,7 @@ def assert_caught() -> None:
         prop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS_OF)
 def test_a_mutant_that_forgets_nothing_is_not_caught(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setitem(FIELDS, "nothing", (lambda batch, row: None, lambda batch, row, value: None))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mrv2lab.widgets.step_explorer.assets import module_text
+from tests.slow import mostly_slow
 from tests.widgets.conftest import OpenPage
 from tests.widgets.fake_source import FakeSource, big_source
 from tests.widgets.harness import page as harness
@@ -130,7 +131,7 @@ def test_silence_from_python_is_explained(open_page: OpenPage) -> None:
     page.wait_for_function("document.querySelector('.mx-status').textContent.startsWith('No answer from Python')")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark", "lab-dark"])
+@pytest.mark.parametrize("theme", mostly_slow(["light", "dark", "lab-dark"], 1))
 def test_axe_finds_nothing_serious(open_page: OpenPage, screenshots: Path, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     scheme = "dark" if theme == "dark" else "light"

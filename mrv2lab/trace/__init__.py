@@ -1,0 +1,1 @@
+"""Reading, analysing and comparing profiler traces. Loads neither torch nor Triton."""

@@ -1,0 +1,36 @@
+"""The timeline's ES module and style sheet, joined from the files beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mrv2lab.widgets.assets import joined, tight
+
+FOLDER = Path(__file__).parent
+MODULES = (
+    "dom",
+    "pack",
+    "data",
+    "palette",
+    "view",
+    "painter",
+    "overlay",
+    "search",
+    "panels",
+    "pointer",
+    "keys",
+    "stage",
+    "guide",
+    "main",
+)
+"""In order of definition: a class may be used by a later file only."""
+
+
+def module_text() -> str:
+    """The ES module; it exports ``{initialize, render}``: data arrives before the first view is made."""
+    return tight(joined(FOLDER, (f"{name}.js" for name in MODULES)))
+
+
+def style_text() -> str:
+    """The style sheet; every selector starts at a class ``mx-...``, so that nothing else on the page changes."""
+    return joined(FOLDER, ["style.css"])

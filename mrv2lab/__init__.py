@@ -38,6 +38,7 @@ PUBLIC: dict[str, str] = {
     "SchedulerOutput": "protocol",
     "StagedWriteTensor": "memory",
     "StepExplorer": "recorder.explorer",
+    "StructuredOutput": "sampling_params",
     "Timeline": "widgets.timeline",
     "Trace": "trace.trace",
     "UvaBackedTensor": "memory",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from mrv2lab.recorder.workload_panel import WorkloadPanel
     from mrv2lab.recording.recording import Recording
     from mrv2lab.runtime import Runtime, UvaBufferPool, make_runtime
+    from mrv2lab.sampling_params import StructuredOutput
     from mrv2lab.trace.compare import compare
     from mrv2lab.trace.trace import Trace
     from mrv2lab.widgets.kernel_lens import KernelLens
@@ -101,6 +103,7 @@ __all__ = [
     "SchedulerOutput",
     "StagedWriteTensor",
     "StepExplorer",
+    "StructuredOutput",
     "Timeline",
     "Trace",
     "UvaBackedTensor",

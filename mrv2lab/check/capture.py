@@ -1,8 +1,9 @@
 """What a runner's device had in a step, cloned by queued work: nothing is read early and nothing waits.
 
-One segment more a step, behind the logits, copies the model's inputs and the logits where the device's work runs, so
-that what a race would corrupt is corrupt in the copy too. It is read once the step's own output was waited for. Both
-runners give the model the same :class:`ForwardInputs`, so this knows neither.
+Two segments more a step: one behind the step's own logits copies the model's inputs and the logits, one behind the
+sampler what was chosen from. Both run where the device's work runs, so that what a race would corrupt is corrupt in the
+copy too. They are read once the step's own output was waited for. Both runners give the model the same
+:class:`ForwardInputs`, so this knows neither.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import PinnedCopy
 
 CAPTURE = "twin.capture"
+PROCESSED = "twin.processed"
 FORCE = "twin.force"
 LEAVE = -1
 """In place of a forced token: the runner's own stays."""
@@ -28,7 +30,7 @@ LEAVE = -1
 class Capture:
     """Stands between a runner and its model, and overwrites its tokens where it is told to.
 
-    Once a runtime: it binds two names there.
+    Once a runtime: it binds three names there.
     """
 
     def __init__(self, rt: Runtime, runner: Any, max_num_reqs: int) -> None:
@@ -37,11 +39,16 @@ class Capture:
         self.model = runner.model
         self.inputs: ForwardInputs | None = None
         self._steps: deque[tuple[torch.Tensor, ...]] = deque()
-        self._chosen: deque[torch.Tensor] = deque()
+        self._processed: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        """Chosen tokens [r] and the logits they were chosen from [r, V], of every captured step."""
+        self._scaled: deque[bool] = deque()
         self._tokens = PinnedCopy(rt).upload("twin.forced", max_num_reqs, torch.int64)
+        self._forced: Mapping[str, int] = {}
         rt.register(CAPTURE, self._capture)
+        rt.register(PROCESSED, self._keep_processed)
         rt.register(FORCE, self._force)
         runner.model = self
+        runner.force = self._behind_the_sampler
 
     # -- the model's two calls -----------------------------------------------------------------------------------------
 
@@ -52,8 +59,11 @@ class Capture:
         return hidden
 
     def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
-        """As the model's, logits [n, V], with the capturing segment behind it."""
+        """As the model's, logits [n, V], with the capturing segment behind it; prompts' rows, which a step may compute
+        besides, are nobody's choice and pass."""
         logits: torch.Tensor = self.model.compute_logits(logits_indices, n)
+        if logits_indices is not self.runner.batch.logits_indices:
+            return logits
         assert self.inputs is not None
         groups = self.inputs.attn_metadata
         reads = [logits, logits_indices, self.inputs.input_ids, self.inputs.positions]
@@ -70,35 +80,40 @@ class Capture:
 
     def force(self, tokens: Mapping[str, int]) -> None:
         """In the next ``sample_tokens``, write these tokens over the requests' own; {}: let all stand."""
-        if not tokens:
-            self.runner.force = None
-            return
+        self._forced = tokens
 
-        def hook(req_ids: list[str], sampled: torch.Tensor) -> None:
-            values = np.array([tokens.get(req_id, LEAVE) for req_id in req_ids], np.int64)
+    def _behind_the_sampler(self, req_ids: list[str], sampled: torch.Tensor) -> None:
+        sampler = self.runner.sampler
+        # A sampler that somebody replaced may not say: then the raw ones are the best that is known.
+        processed = sampler.processed if sampler.processed is not None else self.runner.logits
+        self._scaled.append(bool(sampler.scaled))
+        self.rt.run(PROCESSED, sampled, processed, reads=(sampled, processed))
+        if self._forced:
+            values = np.array([self._forced.get(req_id, LEAVE) for req_id in req_ids], np.int64)
             forced = self._tokens.send(values)
             self.rt.run(FORCE, sampled, forced, reads=(forced,), writes=(sampled,))
 
-        self.runner.force = hook
+    def _keep_processed(self, sampled: torch.Tensor, processed: torch.Tensor) -> None:
+        self._processed.append((sampled[:, 0].clone(), processed.to(torch.float32, copy=True)))
 
     def _force(self, sampled: torch.Tensor, forced: torch.Tensor) -> None:
         first = sampled[:, 0]
-        self._chosen.append(first.clone())
         first.copy_(torch.where(forced >= 0, forced, first))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def take(self, output: ModelRunnerOutput, forced: bool) -> Captured:
         """The oldest captured step, whose output was waited for. ``forced``: whether its tokens were overwritten."""
-        if not self._steps:
+        if not self._steps or not self._processed:
             # Only a runner that hands its output over too early gets here.
             self.rt.synchronize()
         logits, indices, ids, positions, starts, lens, *rest = [part.cpu().numpy() for part in self._steps.popleft()]
+        own, processed = (part.cpu().numpy() for part in self._processed.popleft())
         groups = len(rest) // 2
         count = len(output.req_ids)
         chosen = [tokens[0] if tokens else LEAVE for tokens in output.sampled_token_ids]
         if forced:
-            chosen = self._chosen.popleft().tolist()
+            chosen = own.tolist()
         return Captured(
             step=output.step,
             req_ids=output.req_ids,
@@ -112,6 +127,9 @@ class Capture:
             slot_mappings=tuple(rest[groups:]),
             logits=logits,
             logits_indices=indices,
+            processed=processed,
+            scaled=self._scaled.popleft(),
+            output=output,
         )
 
     def detach(self) -> None:

@@ -28,6 +28,9 @@ def twin(
     b: Annotated[str, typer.Option(help="Who is held against it.")] = "mrv2",
     workloads: Annotated[int, typer.Option(help="Random workloads; 200 hold every pair of settings.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Draws settings and workloads.", min=0)] = 0,
+    sampling: Annotated[
+        str, typer.Option(help="'plain': temperature, seed and stop tokens; 'all': every sampling parameter.")
+    ] = "plain",
     device_a: Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")] = "cpu",
     device_b: Annotated[str | None, typer.Option(help="As a's where it is left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -38,7 +41,8 @@ def twin(
     if they differ.
     """
     try:
-        facts = run_workloads(_side(a, device_a), _side(b, device_b or device_a), workloads=workloads, seed=seed)
+        sides = _side(a, device_a), _side(b, device_b or device_a)
+        facts = run_workloads(*sides, workloads=workloads, seed=seed, sampling=sampling)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         typer.echo(f"mrv2lab: {' '.join(str(error).split())}", err=True)
         sys.exit(2)
@@ -64,7 +68,9 @@ def _side(name: str, device: str) -> RunnerConfig:
     return RunnerConfig(device=device, **SIDES[name])
 
 
-def run_workloads(a: RunnerConfig, b: RunnerConfig, *, workloads: int, seed: int) -> dict[str, Any]:
+def run_workloads(
+    a: RunnerConfig, b: RunnerConfig, *, workloads: int, seed: int, sampling: str = "plain"
+) -> dict[str, Any]:
     """What the command prints: ``equal``, ``steps``, further counts, and the first difference or None.
 
     ``equal`` is false too where more than 0.5 % of the tokens had to be excused, and where no step had tokens.
@@ -80,7 +86,7 @@ def run_workloads(a: RunnerConfig, b: RunnerConfig, *, workloads: int, seed: int
         ) from error
 
     near, steps, weights = NearReport(), 0, weights_of(MODEL)
-    for done, case in enumerate(twin_cases(workloads, seed), 1):  # noqa: B007
+    for done, case in enumerate(twin_cases(workloads, seed, sampling=sampling), 1):  # noqa: B007
         report = run_twin(case, a, b, weights=weights)
         near += report.near
         steps += report.steps

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from mrv2lab.check.compare_sampling import Held, OutputComparison, hold, scaled
 from mrv2lab.ops.noise import noise_spec
-from mrv2lab.protocol import SamplingParams
+from mrv2lab.protocol import ModelRunnerOutput, SamplingParams
 
 Array = np.ndarray[Any, Any]
 Equality = Literal["exact", "near"]
@@ -74,21 +75,24 @@ def judge(logits: Array, off: float, token: int, params: SamplingParams, seed: i
     ``off`` is the row's max|d| between the two. The margin is best minus second of what the final argmax sees:
     logits / temperature + noise where the request is sampled.
     """
-    scores, unit = logits, 1.0
-    temperature = np.float32(params.temperature)
-    if temperature != 0:
-        scores = logits / temperature + noise_spec(seed, position, len(logits))
-        unit = 1.0 / float(temperature)
+    unit = 1.0 / params.temperature if params.temperature else 1.0
+    return judge_scores(scaled(logits, False, params), off * unit, token, params, seed, position)
+
+
+def judge_scores(scores: Array, off: float, token: int, params: SamplingParams, seed: int, position: int) -> Judgement:
+    """As :func:`judge`, from the processed logits [V], divided by the temperature, and how far these are off."""
+    if params.temperature != 0:
+        scores = scores + noise_spec(seed, position, len(scores))
     second, best = np.partition(scores, -2)[-2:]
     margin = float(best - second)
-    if margin <= 4 * off * unit:
-        return Judgement("excused", f"margin {margin:.3g} <= 4 x {off * unit:.3g}")
+    if not margin > 4 * off:  # NaN where everything is masked
+        return Judgement("excused", f"margin {margin:.3g} <= 4 x {off:.3g}")
     choice = int(scores.argmax())
     if token == choice:
         return Judgement("same", "")
     return Judgement(
         "wrong",
-        f"token {token}, but the reference's is {choice} by {margin:.3g} (off by {off * unit:.3g}) at {position}",
+        f"token {token}, but the reference's is {choice} by {margin:.3g} (off by {off:.3g}) at {position}",
     )
 
 
@@ -97,8 +101,8 @@ class Difference:
     """The first place where two runners disagree.
 
     ``tensor`` is input_ids, positions, seq_lens, query_start_loc (a request's token count), slot_mapping, block_table,
-    logits, tokens or batch_order. ``at`` is what ``where`` says: the token's position in its request, the block table's
-    column, or the token id of a logit.
+    logits, processed_logits, tokens, logprobs, prompt_logprobs, num_nans, errors or batch_order. ``at`` is what
+    ``where`` says: the token's position in its request, the block table's column, or the token id of a logit.
     """
 
     step: int
@@ -142,6 +146,10 @@ class Captured:
     # [r, V] float32, and the token that each row belongs to, [r]
     logits: Array
     logits_indices: Array
+    # [r, V] float32: what was chosen from, and whether it is divided by the temperatures; None: nobody looked
+    processed: Array | None = None
+    scaled: bool = False
+    output: ModelRunnerOutput | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,16 @@ class Rules:
     """Whether sampled requests' tokens are. V1 and MRV2 draw by the same law, not the same number; two V1s draw the
     same as long as their batches are the same."""
     names: tuple[str, str] = ("a", "b")
+    alike: bool = True
+    """Whether both sides are the same kind of runner, whose arithmetic behind equal logits is equal too."""
+    logprobs: bool = True
+    """Whether log-probabilities are compared: not between two modes of them."""
+    processed_logprobs: bool = False
+    """Whether they are of the processed logits."""
+    nans: bool = True
+    """Whether both sides count NaNs."""
+    opaque: frozenset[str] = frozenset()
+    """Requests with custom processors: what these do to a small difference is not known."""
 
 
 def compare_step(
@@ -179,7 +197,15 @@ class _Comparison:
         self.a, self.b, self.rules, self.params, self.report = a, b, rules, params, report
 
     def run(self) -> Difference | None:
-        return self._order() or self._inputs() or self._block_tables() or self._logits() or self._tokens()
+        return (
+            self._order()
+            or self._inputs()
+            or self._block_tables()
+            or self._logits()
+            or self._processed()
+            or self._tokens()
+            or self._outputs()
+        )
 
     def _differs(self, tensor: str, i: int, where: str, at: int, a: Any, b: Any, note: str = "") -> Difference:
         return Difference(self.a.step, tensor, self.a.req_ids[i], where, at, a, b, self.rules.names, note)
@@ -254,6 +280,42 @@ class _Comparison:
         self.report.worst = max(self.report.worst, *ratios)
         return None
 
+    def _processed(self) -> Difference | None:
+        """What was chosen from, of the requests that chose."""
+        a, b = self.a, self.b
+        self.held: dict[int, Held] = {}
+        if a.processed is None or b.processed is None:
+            return None
+        for i, j in enumerate(self.order.tolist()):
+            req_id = a.req_ids[i]
+            if not a.sampled[i] or not b.sampled[j] or (req_id in self.rules.opaque and self.rules.equality == "near"):
+                continue
+            params = self.params[req_id][0]
+            mine, theirs = scaled(a.processed[i], a.scaled, params), scaled(b.processed[j], b.scaled, params)
+            raw_scale = float(np.abs(a.logits[i][np.isfinite(a.logits[i])]).max(initial=0.0))
+            held = hold(mine, theirs, params, raw_scale, self.rules)
+            if held.wrong is not None:
+                token, left, right, note = held.wrong
+                return self._differs("processed_logits", i, "token id", token, left, right, note)
+            self.held[i] = held
+        return None
+
+    def _judge(self, i: int, token: int, params: SamplingParams, seed: int, position: int) -> Judgement:
+        """Near: b's ``token`` of a's i-th request."""
+        held = self.held.get(i)
+        if held is None:
+            if self.a.req_ids[i] in self.rules.opaque:
+                return Judgement("excused" if token != self.a.sampled[i][0] else "same", "a custom processor")
+            return judge(self.a.logits[i], float(self.off[i]), token, params, seed, position)
+        if held.excuse:
+            return Judgement("same" if token == self.a.sampled[i][0] else "excused", held.excuse)
+        return judge_scores(held.scores, held.off, token, params, seed, position)
+
+    def _outputs(self) -> Difference | None:
+        params = {req_id: params for req_id, (params, _) in self.params.items()}
+        found = OutputComparison(self.a, self.b, self.rules, params, self.off, self.held).first()
+        return None if found is None else self._differs(*found)
+
     def _tokens(self) -> Difference | None:
         a, b = self.a, self.b
         self.report.rows += len(a.req_ids)
@@ -271,7 +333,7 @@ class _Comparison:
                 if one != other:
                     return self._differs("tokens", i, "position", at, one, other)
                 continue
-            verdict = judge(a.logits[i], float(self.off[i]), other, params, seed, at - 1)
+            verdict = self._judge(i, other, params, seed, at - 1)
             if verdict.kind == "wrong":
                 return self._differs("tokens", i, "position", at, one, other, verdict.text)
             if verdict.kind == "excused":

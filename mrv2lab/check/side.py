@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 
 from mrv2lab.check.capture import Capture
-from mrv2lab.check.compare import Captured
+from mrv2lab.check.compare import Captured, Equality
 from mrv2lab.config import EngineConfig, ModelConfig
 from mrv2lab.engine.options import threads_for
 from mrv2lab.engine.projections import V1Projection, project_mrv2
 from mrv2lab.engine.request import Request
 from mrv2lab.engine.worker import Worker
 from mrv2lab.model.load import load_model
-from mrv2lab.protocol import AsyncModelRunnerOutput, ModelRunnerOutput, SchedulerOutput
+from mrv2lab.protocol import AsyncModelRunnerOutput, GrammarOutput, ModelRunnerOutput, SamplingParams, SchedulerOutput
 from mrv2lab.runtime import make_runtime
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
@@ -57,13 +58,16 @@ class Side:
         """What makes this runner's message; ``requests`` are the scheduler's."""
         return project_mrv2 if self.kind == "mrv2" else V1Projection(requests)
 
-    def launch(self, message: Any, forced: Mapping[str, int]) -> Launched | None:
-        """Queue a step; None if it has no tokens. ``forced`` tokens replace those of their requests."""
+    def execute(self, message: Any) -> bool:
+        """Queue a step up to the hidden states; False if it has no tokens."""
+        with self.around():
+            return self.worker.execute_model(message)
+
+    def sample(self, forced: Mapping[str, int], grammar: GrammarOutput | None = None) -> Launched:
+        """Queue the rest of it. ``forced`` tokens replace those of their requests."""
         with self.around():
             self.capture.force(forced)
-            if not self.worker.execute_model(message):
-                return None
-            return Launched(self.worker.sample_tokens(), bool(forced))
+            return Launched(self.worker.sample_tokens(grammar), bool(forced))
 
     def fetch(self, launched: Launched) -> tuple[ModelRunnerOutput, Captured]:
         """Wait for the oldest step in flight: its output, and what the device had."""
@@ -92,3 +96,47 @@ def make_side(config: EngineConfig, weights: Weights, name: str, around: Around 
 def weights_of(model: ModelConfig) -> Weights:
     """The seeded random weights of ``model``, the same at every call."""
     return load_model(model).weights
+
+
+def refuse_unlike(a: EngineConfig, b: EngineConfig) -> None:
+    """Raises ``ValueError`` for two configs whose runners could not follow one schedule with one set of weights."""
+    for part in ("model", "cache", "scheduler", "spec"):
+        one, other = getattr(a, part), getattr(b, part)
+        for name in (part_field.name for part_field in dataclasses.fields(one)):
+            left, right = getattr(one, name), getattr(other, name)
+            if left != right:
+                raise ValueError(
+                    f"a twin has one schedule and one model: {part}.{name} is {left!r} in a and {right!r} in b; "
+                    "give both the same, only RunnerConfig may differ"
+                )
+
+
+def equality_of(a: Side, b: Side) -> Equality:
+    """The class of DESIGN.md: exact where both form the same batch order on the same kind of machine."""
+    machines = [(side.rt.device.type, side.rt.backend, getattr(side.rt, "threads", None)) for side in (a, b)]
+    return "exact" if machines[0] == machines[1] and a.batch_order == b.batch_order else "near"
+
+
+def side_names(a: EngineConfig, b: EngineConfig) -> tuple[str, str]:
+    """Short names that tell the two apart: the runner, and whatever else of RunnerConfig differs."""
+    differing = [
+        name.name
+        for name in dataclasses.fields(a.runner)
+        if name.name != "runner" and getattr(a.runner, name.name) != getattr(b.runner, name.name)
+    ]
+    made = []
+    for config in (a, b):
+        extra = ", ".join(f"{name}={getattr(config.runner, name)}" for name in differing)
+        made.append(f"{config.runner.runner}({extra})" if extra else config.runner.runner)
+    return ("a", "b") if made[0] == made[1] else (made[0], made[1])
+
+
+def refuse_tokens(vocab: int, prompt: Sequence[int], params: SamplingParams) -> None:
+    """Raises ``ValueError`` for a token id of a request that is outside the vocabulary, or a bad word in letters."""
+    words = [token for word in params.bad_words for token in word]
+    if any(isinstance(token, str) for token in words):
+        raise ValueError(f"a twin has no tokenizer; give bad_words as token ids, not {params.bad_words!r}")
+    ids = (*prompt, *params.stop_token_ids, *params.logit_bias, *(params.allowed_token_ids or ()), *words)
+    for token in ids:
+        if not 0 <= int(token) < vocab:
+            raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")

@@ -29,14 +29,25 @@ from mrv2lab.check.compare import (
     Rules,
     compare_step,
 )
-from mrv2lab.check.side import Launched, Side, Weights, make_side, weights_of
+from mrv2lab.check.side import (
+    Launched,
+    Side,
+    Weights,
+    equality_of,
+    make_side,
+    refuse_tokens,
+    refuse_unlike,
+    side_names,
+    weights_of,
+)
 from mrv2lab.config import EngineConfig
 from mrv2lab.engine.async_scheduler import AsyncScheduler
+from mrv2lab.engine.grammar import Grammars, Matcher
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.request import Request
 from mrv2lab.engine.scheduler import Scheduler
 from mrv2lab.engine.workload import Workload
-from mrv2lab.protocol import ModelRunnerOutput, SamplingParams, SchedulerOutput
+from mrv2lab.protocol import GrammarOutput, LogitsFunction, ModelRunnerOutput, SamplingParams, SchedulerOutput
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,8 @@ class _Step:
     schedule: SchedulerOutput
     message_b: Any
     forced: bool
+    grammar: GrammarOutput | None = None
+    has_tokens: bool = False
     a: Launched | None = None
     b: Launched | None = None
     launched_b: bool = False
@@ -117,7 +130,12 @@ class Twin:
             tokens=wide or self.equality == "exact",
             draws=a.kind == b.kind and (a.kind == "mrv2" or self.equality == "exact"),
             names=(a.name, b.name),
+            alike=a.kind == b.kind,
+            logprobs=config.runner.logprobs_mode == b.config.runner.logprobs_mode,
+            processed_logprobs=config.runner.logprobs_mode.startswith("processed"),
+            nans=config.runner.count_nans and b.config.runner.count_nans,
         )
+        self.grammars = Grammars(config.model.vocab_size, config.spec.num_speculative_tokens, self.depth)
         self.near = NearReport()
         self.difference: Difference | None = None
         self.steps = 0
@@ -162,14 +180,19 @@ class Twin:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, req_id: str, prompt: Sequence[int], params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        req_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        processors: tuple[LogitsFunction, ...] = (),
+        matcher: Matcher | None = None,
     ) -> None:
-        """Queue one request, given as token ids. Raises ``ValueError`` as :meth:`Engine.submit` does."""
+        """Queue one request, given as token ids. Both sides call the same ``processors``, so these must keep nothing;
+        ``matcher`` says what it may sample, as a grammar does. Raises ``ValueError`` as :meth:`Engine.submit` does."""
         params = params if params is not None else SamplingParams()
-        vocab = self.a.config.model.vocab_size
-        for token in (*prompt, *params.stop_token_ids):
-            if not 0 <= token < vocab:
-                raise ValueError(f"token id {token} is outside the vocabulary of {vocab} (ids 0..{vocab - 1})")
+        refuse_tokens(self.a.config.model.vocab_size, prompt, params)
         seed = int(self._rng.integers(-(2**63), 2**63 - 1))
         request = Request(
             req_id,
@@ -179,8 +202,13 @@ class Twin:
             eos_token_ids=self.a.config.model.eos_token_ids,
             arrival_time=float(len(self._requests)),
             priority=priority,
+            processors=processors,
         )
         self.scheduler.add_request(request)
+        if matcher is not None:
+            self.grammars.add(request, matcher)
+        if processors:
+            self.rules = dataclasses.replace(self.rules, opaque=self.rules.opaque | {req_id})
         self._requests[req_id] = (params, request.seed)
         self.tokens[req_id] = []
         if not self.rules.draws and params.temperature != 0:
@@ -206,27 +234,42 @@ class Twin:
             raise RuntimeError(f"the twin stopped at its first difference: {self.difference}")
         if self.scheduler.has_work():
             schedule = self.scheduler.schedule()
-            step = self._prepare(schedule)
-            self._in_flight.append(step)
-            if len(self._in_flight) < self.depth and schedule.total_num_scheduled_tokens:
-                return None
+            settled = self._launch(schedule)
+            if settled or (len(self._in_flight) < self.depth and schedule.total_num_scheduled_tokens):
+                return self.difference
         if self._in_flight:
             self._settle(self._in_flight.popleft())
         elif self._following:
             self._compare(self._following.popleft())
         return self.difference
 
-    def _prepare(self, schedule: SchedulerOutput) -> _Step:
+    def _launch(self, schedule: SchedulerOutput) -> bool:
+        """Put a step into flight; whether an older one had to be settled first, as a grammar may want it."""
         # A copy, since b may be told later, and so that no runner sees what another did to its message.
         step = _Step(schedule, copy.deepcopy(self._project_b(schedule)), self._forces)
         step.params = {req_id: self._requests[req_id] for req_id in schedule.num_scheduled_tokens}
-        step.a = self.a.launch(self._project_a(schedule), {})
-        if not step.forced:
-            self._launch_b(step, {})
-        return step
+        followers = self.grammars.sampling(schedule)
+        step.has_tokens = self.a.execute(self._project_a(schedule))
+        b_has_tokens = not step.forced and self.b.execute(step.message_b)
+        settled = False
+        if step.has_tokens and followers:
+            if self._in_flight and Grammars.waiting(followers, schedule):
+                self._settle(self._in_flight.popleft())
+                settled = True
+                if self.difference is not None:
+                    return True
+            step.grammar = copy.deepcopy(self.grammars.output(followers, schedule))
+        if step.has_tokens:
+            step.a = self.a.sample({}, step.grammar)
+        if b_has_tokens:
+            step.b = self.b.sample({}, step.grammar)
+        step.launched_b = not step.forced
+        self._in_flight.append(step)
+        return settled
 
     def _launch_b(self, step: _Step, tokens: dict[str, int]) -> None:
-        step.b = self.b.launch(step.message_b, tokens)
+        if self.b.execute(step.message_b):
+            step.b = self.b.sample(tokens, step.grammar)
         step.launched_b = True
 
     def _settle(self, step: _Step) -> None:
@@ -242,6 +285,8 @@ class Twin:
             self._compare(step)
         if self.difference is None:
             self._note(self.scheduler.update_from_output(step.schedule, output))
+            for req_id in self.grammars.follow():
+                self.scheduler.finish(req_id, "error")
 
     def _forced_tokens(
         self, output: ModelRunnerOutput, params: Mapping[str, tuple[SamplingParams, int]]
@@ -325,36 +370,3 @@ class Twin:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def refuse_unlike(a: EngineConfig, b: EngineConfig) -> None:
-    """Raises ``ValueError`` for two configs whose runners could not follow one schedule with one set of weights."""
-    for part in ("model", "cache", "scheduler", "spec"):
-        one, other = getattr(a, part), getattr(b, part)
-        for name in (part_field.name for part_field in dataclasses.fields(one)):
-            left, right = getattr(one, name), getattr(other, name)
-            if left != right:
-                raise ValueError(
-                    f"a twin has one schedule and one model: {part}.{name} is {left!r} in a and {right!r} in b; "
-                    "give both the same, only RunnerConfig may differ"
-                )
-
-
-def equality_of(a: Side, b: Side) -> Equality:
-    """The class of DESIGN.md: exact where both form the same batch order on the same kind of machine."""
-    machines = [(side.rt.device.type, side.rt.backend, getattr(side.rt, "threads", None)) for side in (a, b)]
-    return "exact" if machines[0] == machines[1] and a.batch_order == b.batch_order else "near"
-
-
-def side_names(a: EngineConfig, b: EngineConfig) -> tuple[str, str]:
-    """Short names that tell the two apart: the runner, and whatever else of RunnerConfig differs."""
-    differing = [
-        name.name
-        for name in dataclasses.fields(a.runner)
-        if name.name != "runner" and getattr(a.runner, name.name) != getattr(b.runner, name.name)
-    ]
-    made = []
-    for config in (a, b):
-        extra = ", ".join(f"{name}={getattr(config.runner, name)}" for name in differing)
-        made.append(f"{config.runner.runner}({extra})" if extra else config.runner.runner)
-    return ("a", "b") if made[0] == made[1] else (made[0], made[1])

@@ -1,30 +1,28 @@
 """Random workloads as values: arrival, abort, preemption by a tight pool, chunked prefill, prefix hits, sampling mixes.
 
 A *setting* gives each factor one value; ``draw`` makes settings so that every pair of values of two factors occurs
-early; ``make_case`` turns one into what to run. The equality tests draw a model too, so they bring their own factors.
+early; ``make_case`` turns one into what to run. A setting may ask for every sampling parameter (:data:`ALL`). The
+equality tests draw a model too, so they bring their own factors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from mrv2lab.check import sampling_draws
+from mrv2lab.check.sampling_draws import Factors, Pair, Setting
+from mrv2lab.check.sampling_draws import pairs as pairs
 from mrv2lab.check.side import Weights
 from mrv2lab.check.twin import Twin, TwinReport
 from mrv2lab.config import EngineConfig, ModelConfig, RunnerConfig
 from mrv2lab.engine.options import split_options
 from mrv2lab.engine.workload import Arrival, Workload
 from mrv2lab.protocol import SamplingParams
-
-Setting = dict[str, str]
-Factors = Mapping[str, tuple[str, ...]]
-Pair = tuple[tuple[str, str], tuple[str, str]]
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "loop": ("sync", "async"),
@@ -45,6 +43,11 @@ FACTORS: dict[str, tuple[str, ...]] = {
 }
 """What a workload is drawn from; all transfer policies but ``unsafe``."""
 
+ALL = ("all", "all-greedy")
+"""Two more values of ``sampling``: every parameter that a request may have, drawn for each request so that every pair
+of their settings comes (``check/sampling_draws.py``); at temperature 0 or at any."""
+SAMPLING_FACTORS: dict[str, tuple[str, ...]] = FACTORS | {"sampling": ALL}
+
 MODEL = ModelConfig(
     name="check",
     vocab_size=331,
@@ -61,32 +64,14 @@ MODEL = ModelConfig(
 """Small, with random weights; one token in 17 ends a request that does not ignore it."""
 
 
-def pairs(setting: Setting) -> set[Pair]:
-    """The pairs of values that a setting covers."""
-    return set(itertools.combinations(setting.items(), 2))
-
-
 def all_pairs(factors: Factors = FACTORS) -> set[Pair]:
     """Every pair of values of two different factors."""
-    made: set[Pair] = set()
-    for one, other in itertools.combinations(factors, 2):
-        made |= {((one, a), (other, b)) for a in factors[one] for b in factors[other]}
-    return made
+    return sampling_draws.all_pairs(factors)
 
 
 def draw(count: int, seed: int, factors: Factors = FACTORS) -> tuple[Setting, ...]:
     """``count`` settings: of 40 random candidates each time the one that covers the most pairs not covered yet."""
-    rng = np.random.default_rng(seed)
-    uncovered, made = all_pairs(factors), []
-    for _ in range(count):
-        candidates = [{name: str(rng.choice(values)) for name, values in factors.items()} for _ in range(40)]
-        if uncovered:  # one of them is bound to cover something
-            (one, a), (other, b) = sorted(uncovered)[int(rng.integers(len(uncovered)))]
-            candidates[0] |= {one: a, other: b}
-        best = max(candidates, key=lambda setting: len(pairs(setting) & uncovered))
-        uncovered -= pairs(best)
-        made.append(best)
-    return tuple(made)
+    return sampling_draws.draw(count, seed, factors)
 
 
 @dataclass(frozen=True)
@@ -132,12 +117,12 @@ def make_case(index: int, setting: Setting, *, vocab_size: int, max_requests: in
     steps = np.zeros(count, int) if burst else np.cumsum(rng.integers(0, 3, count))
     heads = [rng.integers(0, vocab_size, 2 * block).tolist() for _ in range(3)]
     arrivals = []
-    for step in steps.tolist():
+    for number, step in enumerate(steps.tolist()):
         length = int(rng.integers(3, 22))
         prompt = rng.integers(0, vocab_size, length).tolist()
         if setting["prefix"] == "shared":
             prompt = heads[int(rng.integers(3))] + prompt[: int(rng.integers(1, 8))]
-        params = _params(setting, rng, vocab_size)
+        params = _params(setting, rng, vocab_size, 17 * index + number)
         priority = int(rng.integers(3)) if setting["order"] == "priority" else 0
         arrivals.append(Arrival(step, tuple(prompt), params, priority))
     longest = max(len(arrival.prompt) + arrival.params.max_tokens for arrival in arrivals)  # type: ignore[arg-type]
@@ -166,7 +151,7 @@ def make_case(index: int, setting: Setting, *, vocab_size: int, max_requests: in
     return Case(index, setting, Workload(tuple(arrivals), f"draw {index}"), tuple(sorted(aborts)), options)
 
 
-def _params(setting: Setting, rng: np.random.Generator, vocab_size: int) -> SamplingParams:
+def _params(setting: Setting, rng: np.random.Generator, vocab_size: int, number: int) -> SamplingParams:
     kind = setting["sampling"]
     sampled = kind in ("sampled", "seeded") or (kind == "mixed" and bool(rng.integers(2)))
     given = kind == "seeded" or (kind == "mixed" and bool(rng.integers(2)))
@@ -174,7 +159,7 @@ def _params(setting: Setting, rng: np.random.Generator, vocab_size: int) -> Samp
     stop_ids: tuple[int, ...] = ()
     if setting["stop"] == "stop_ids":
         stop_ids = tuple(rng.choice(vocab_size, vocab_size // (40 if storm else 12), replace=False).tolist())
-    return SamplingParams(
+    made = SamplingParams(
         # A pool becomes dry by requests that grow.
         max_tokens=int(rng.integers(20, 33)) if storm else int(rng.integers(8, 20)),
         temperature=float(rng.choice([0.3, 0.7, 1.0, 1.5])) if sampled else 0.0,
@@ -183,15 +168,31 @@ def _params(setting: Setting, rng: np.random.Generator, vocab_size: int) -> Samp
         # One token in 17 is an end: a storm needs requests that outlive it.
         ignore_eos=setting["stop"] != "eos" or (storm and bool(rng.integers(3))),
     )
+    if kind not in ALL:
+        return made
+    drawn = dict(sampling_draws.settings()[number % sampling_draws.COUNT])
+    if kind == "all-greedy":
+        drawn["temperature"] = "0"
+    if setting["stop"] != "stop_ids":
+        drawn["stop_ids"] = "off"
+    base = {"max_tokens": made.max_tokens, "stop_token_ids": stop_ids, "ignore_eos": made.ignore_eos}
+    return sampling_draws.params(drawn, rng, vocab_size, **base)
 
 
 # -- for twins ---------------------------------------------------------------------------------------------------------
 
 
 @cache
-def twin_cases(count: int, seed: int = 0, max_requests: int = 24) -> tuple[Case, ...]:
-    """``count`` cases for :data:`MODEL`; over 200 every pair of settings occurs."""
-    cases = enumerate(draw(count, seed))
+def twin_cases(count: int, seed: int = 0, max_requests: int = 24, sampling: str = "plain") -> tuple[Case, ...]:
+    """``count`` cases for :data:`MODEL`; over 200 every pair of settings occurs. ``sampling`` ``"all"``: with every
+    sampling parameter; ``"plain"``: temperature, seed and stop tokens alone.
+
+    Raises ``ValueError`` for another word.
+    """
+    factors = {"plain": FACTORS, "all": SAMPLING_FACTORS}.get(sampling)
+    if factors is None:
+        raise ValueError(f"sampling must be 'plain' or 'all', got {sampling!r}")
+    cases = enumerate(draw(count, seed, factors))
     return tuple(
         make_case(i, setting, vocab_size=MODEL.vocab_size, max_requests=max_requests, seed=seed + 1)
         for i, setting in cases

@@ -231,6 +231,9 @@ class ModelRunner:
             if self.force is not None:
                 self.force(batch.host.req_ids, sampled)
             self.extras.finish(extras, plan, logits, processed, sampled.view(-1))
+            # In front of the output, which somebody waits for: it reads UVA slots, and what nobody waits for may run
+            # when the host has given them other contents.
+            self.sampler.penalties.count_sampled(batch, sampled, num_sampled)
         with span("copy_output"):
             output = self.outputs.send(slot, batch.step, batch.host.req_ids, extras)
         with span("postprocess"):
@@ -247,7 +250,6 @@ class ModelRunner:
                 self.req_states.num_computed_tokens.gpu,
                 count,
             )
-            self.sampler.penalties.count_sampled(batch, sampled, num_sampled)
             self.model_state.postprocess(batch)
         self.rt.gauge_copies()
         self.rt.end_step()

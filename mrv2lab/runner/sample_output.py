@@ -41,7 +41,8 @@ class StepExtras:
     """One step's extras on their way to the host."""
 
     req_ids: list[str]
-    take_errors: Callable[[Iterable[str]], dict[str, str]]
+    step: int
+    take_errors: Callable[[Iterable[str], int], dict[str, str]]
     logprobs: StepLogprobs | None = None
     prompt: StepPromptLogprobs | None = None
     # [n] int32, device and pinned
@@ -66,7 +67,7 @@ class StepExtras:
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt.collect() if self.prompt is not None else {},
             "num_nans": self._nans(),
-            "errors": self.take_errors(self.req_ids),
+            "errors": self.take_errors(self.req_ids, self.step),
         }
 
     def _nans(self) -> dict[str, int]:
@@ -90,7 +91,7 @@ class SampleOutputs:
         max_num_batched_tokens: int,
         vocab_size: int,
         depth: int,
-        take_errors: Callable[[Iterable[str]], dict[str, str]],
+        take_errors: Callable[[Iterable[str], int], dict[str, str]],
     ) -> None:
         self.rt = rt
         self.count_nans = config.count_nans
@@ -141,7 +142,7 @@ class SampleOutputs:
     def begin(self, plan: StepPlan, batch: InputBatch, model: Model) -> StepExtras:
         """Behind the forward and in front of the step's own logits, whose buffer the prompts' rows use."""
         self._turn = (self._turn + 1) % self._depth
-        extras = StepExtras(batch.host.req_ids, self._take_errors)
+        extras = StepExtras(batch.host.req_ids, batch.step, self._take_errors)
         if plan.prompt is not None:
             buffers = self._buffers(self._prompt_buffers, "prompt_logprobs", self._tokens)
             extras.prompt = self.prompt.launch(plan.prompt, buffers, model)

@@ -31,6 +31,8 @@ class Sampler:
         the draw could do it, cut though no argmax cares."""
         self.processed: torch.Tensor | None = None
         """[r, V]: what the latest step's draw was made from; its raw logits where no stage had anything to do."""
+        self.scaled = False
+        """Whether these are divided by the temperatures."""
         self._seed = 0
         self._generators: dict[int, torch.Generator] = {}
         """By key, for queued work: only tensors and scalars can be queued. An entry goes in stream order, behind the
@@ -68,7 +70,7 @@ class Sampler:
             processed = self.stages.apply(logits, batch, metadata, discarded, shape)
             if processed is not None:
                 logits, scaled = processed, shape
-        self.processed = logits
+        self.processed, self.scaled = logits, scaled
         if batch.all_greedy:
             self.rt.run("v1.sample.greedy", out, logits, reads=(logits,), writes=(out,))
             return

@@ -51,7 +51,8 @@ class CustomProcessors:
         """Owners whose row has a new one: forgotten in stream order, since queued work may still need them."""
         self._owners: dict[int, _Owner] = {}
         self._lock = threading.Lock()
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, tuple[int, str]] = {}
+        """Request -> the step in which it failed, and the reason."""
         rt.register("custom.call", self._call)
         rt.register("custom.forget", self._forget)
 
@@ -107,7 +108,7 @@ class CustomProcessors:
         )
         for i, (key, at) in enumerate(zip(keys.tolist(), rows.tolist(), strict=True)):
             generated, one = tokens[int(starts[i]) : int(starts[i + 1])], logits[at]
-            self.rt.run("custom.call", key, generated, one, row, reads=(generated,), writes=(one, row))
+            self.rt.run("custom.call", key, batch.step, generated, one, row, reads=(generated,), writes=(one, row))
 
     def _plan(self, context: SampleContext) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Int32, Int32]:
         """Of the logits rows with processors: owners [m], the rows [m], where their generated tokens lie [m + 1]."""
@@ -131,7 +132,7 @@ class CustomProcessors:
 
     # -- queued work ---------------------------------------------------------------------------------------------------
 
-    def _call(self, key: int, generated: torch.Tensor, logits: torch.Tensor, row: torch.Tensor) -> None:
+    def _call(self, key: int, step: int, generated: torch.Tensor, logits: torch.Tensor, row: torch.Tensor) -> None:
         owner = self._owners.get(key)
         if owner is None or owner.failed:
             return
@@ -144,7 +145,7 @@ class CustomProcessors:
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 name = getattr(function, "__qualname__", type(function).__qualname__)
                 with self._lock:
-                    self._errors[owner.req_id] = f"custom processor {name} failed: {reason}"
+                    self._errors[owner.req_id] = step, f"custom processor {name} failed: {reason}"
                 return
         logits.copy_(made)
 
@@ -153,13 +154,15 @@ class CustomProcessors:
 
     # -- for the output ------------------------------------------------------------------------------------------------
 
-    def take_errors(self, req_ids: Iterable[str]) -> dict[str, str]:
-        """The reasons of those of ``req_ids`` that failed since they were asked for last. From any thread, once the
-        step's work is done; every output asks for its whole batch, so none stays behind."""
+    def take_errors(self, req_ids: Iterable[str], step: int | None = None) -> dict[str, str]:
+        """The reasons of those of ``req_ids`` that failed up to ``step`` since they were asked for last. From any
+        thread, once the step's work is done; every output asks for its whole batch, so none stays behind. A device that
+        is ahead may have met a later step's failure already: that is the later output's."""
         with self._lock:
             if not self._errors:
                 return {}
-            return {req_id: self._errors.pop(req_id) for req_id in req_ids if req_id in self._errors}
+            found = [one for one in req_ids if one in self._errors and (step is None or self._errors[one][0] <= step)]
+            return {req_id: self._errors.pop(req_id)[1] for req_id in found}
 
 
 def _checked(made: object, like: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,17 @@ def test_a_sentence() -> None:
     assert result.stdout.startswith("v1-unordered and mrv2 are equal (near): 1 workloads, ")
 
 
+def test_every_sampling_parameter() -> None:
+    result = call("--sampling", "all", "--workloads", "2", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    facts = json.loads(result.stdout)
+    assert facts["equal"] is True and facts["tokens"] > 0
+    with mutants.v1_prompt_logprobs_off_by_one():
+        result = call("--sampling", "all", "--workloads", "2", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["difference"]["tensor"] == "prompt_logprobs"
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_difference_is_printed_and_exits_with_1(as_json: bool) -> None:
     """The bug is MRV2's, so V1 does not have it."""
@@ -78,6 +89,7 @@ def test_it_says_why_two_differ_without_a_difference(
     [
         (["--a", "v2"], "a side of a twin is one of mrv2, v1, v1-unordered, got 'v2'"),
         (["--device-b", "tpu"], "device 'tpu' is unknown"),
+        (["--sampling", "some"], "sampling must be 'plain' or 'all', got 'some'"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str) -> None:

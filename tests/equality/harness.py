@@ -17,7 +17,7 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.outputs import RequestOutput
 from mrv2lab.engine.records import SchedulerStats
 from mrv2lab.engine.workload import Workload
-from mrv2lab.protocol import ForwardInputs, ModelRunnerOutput, SamplingParams
+from mrv2lab.protocol import ForwardInputs, GrammarOutput, ModelRunnerOutput, SamplingParams
 from mrv2lab.runner_v1 import ModelRunnerV1
 
 CAPTURE = "test.capture"
@@ -89,10 +89,10 @@ class Trace:
 
 
 class _Model:
-    """The runner's model, with one more launch behind its logits."""
+    """The runner's model, with one more launch behind the step's own logits (prompts' rows may be computed besides)."""
 
-    def __init__(self, inner: Any, rt: Any) -> None:
-        self.inner, self.rt = inner, rt
+    def __init__(self, inner: Any, runner: Any) -> None:
+        self.inner, self.runner, self.rt = inner, runner, runner.rt
         self.inputs: ForwardInputs | None = None
 
     def forward(self, inputs: ForwardInputs) -> torch.Tensor:
@@ -102,6 +102,8 @@ class _Model:
 
     def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
         logits: torch.Tensor = self.inner.compute_logits(logits_indices, n)
+        if logits_indices is not self.runner.batch.logits_indices:
+            return logits
         assert self.inputs is not None
         reads = (logits, logits_indices, self.inputs.positions, self.inputs.input_ids)
         self.rt.run(CAPTURE, *reads, reads=reads)
@@ -135,8 +137,8 @@ class _Worker:
         self._counts = dict(output.num_scheduled_tokens)
         return bool(self.inner.execute_model(output))
 
-    def sample_tokens(self) -> _Future:
-        return _Future(self.inner.sample_tokens(), self._counts, self.fetched)
+    def sample_tokens(self, *masks: GrammarOutput) -> _Future:
+        return _Future(self.inner.sample_tokens(*masks), self._counts, self.fetched)
 
 
 class Recorder:
@@ -184,7 +186,7 @@ def recording(engine: Engine) -> Iterator[Recorder]:
     recorder = Recorder(engine)
     engine.rt.register(CAPTURE, recorder.capture)
     runner, worker = engine.worker.runner, engine.core.worker
-    runner.model = _Model(runner.model, engine.rt)
+    runner.model = _Model(runner.model, runner)
     engine.core.worker = recorder.worker
     try:
         yield recorder

@@ -218,6 +218,69 @@ def _spin(batch: dict[str, Any], rng: Any) -> Case:
     return Case({"state": np.array([12345], np.int32), "rounds": 3}, {"state": {0}})
 
 
+def _counts(rng: Any, rows: int = 4, vocab: int = 40) -> dict[str, Any]:
+    """Tables of tokens seen, [R, ceil(V / 32)], and of how often each was generated, [R, V]."""
+    counts = rng.integers(0, 5, (rows, vocab)).astype(np.int32)
+    return {"prompt_bin_mask": np.zeros((rows, -(-vocab // 32)), np.int32), "output_bin_counts": counts}
+
+
+def _zero_counts(batch: dict[str, Any], rng: Any) -> Case:
+    tables = {name: np.full_like(table, POISON) for name, table in _counts(rng).items()}
+    return Case({"rows": np.array([2, 0], np.int32)} | tables, {"rows": {0, 1}})
+
+
+def _count_history(batch: dict[str, Any], rng: Any) -> Case:
+    tokens = rng.permuted(np.tile(np.arange(40, dtype=np.int32), (4, 1)), axis=1)[:, :12]  # each once: all show
+    prompt_len, prefill_len = np.array([3, 5, 7, 1], np.int32), np.array([9, 5, 8, 2], np.int32)
+    args = {"rows": np.array([2, 0], np.int32), "all_token_ids": np.ascontiguousarray(tokens)}
+    args |= {"prompt_len": prompt_len, "prefill_len": prefill_len} | _counts(rng) | {"longest": 9}
+    known = {row * 12 + column for row in (2, 0) for column in range(prefill_len[row])}
+    touched = {
+        "prompt_bin_mask": {row * 2 + int(tokens[row, c]) // 32 for row in (2, 0) for c in range(prompt_len[row])},
+        "output_bin_counts": {
+            row * 40 + int(tokens[row, c]) for row in (2, 0) for c in range(prompt_len[row], prefill_len[row])
+        },
+    }
+    loads = {"rows": {0, 1}, "all_token_ids": known, "prompt_len": {0, 2}, "prefill_len": {0, 2}} | touched
+    return Case(args, loads)
+
+
+def _count_sampled(batch: dict[str, Any], rng: Any) -> Case:
+    """Row 1 uses no penalty, and the third token of row 2 was not accepted."""
+    args = {
+        "idx_mapping": np.array([2, 1, 0], np.int32),
+        "sampled_tokens": np.array([[5, 9, 7], [3, 3, 3], [39, -1, 0]], np.int64),
+        "num_sampled": np.array([2, 1, 2], np.int32),
+        "repetition_penalty": np.array([1.5, 1, 1, 1], np.float32),
+        "frequency_penalty": np.array([0, 0, 0.5, 0], np.float32),
+        "presence_penalty": np.array([0, 0, 0, 0], np.float32),
+        "output_bin_counts": _counts(rng)["output_bin_counts"],
+    }
+    loads: Cells = {name: {0, 1, 2} for name in ("idx_mapping", "num_sampled")}
+    loads |= {f"{name}_penalty": {0, 1, 2} for name in ("repetition", "frequency", "presence")}
+    loads |= {"sampled_tokens": {0, 1, 6, 7}, "output_bin_counts": {2 * 40 + 5, 2 * 40 + 9, 39}}
+    return Case(args, loads)
+
+
+def _output_tokens(batch: dict[str, Any], rng: Any) -> Case:
+    """Logits rows 0 and 2: row 3 with two committed tokens, and row 1 with one and two drafts."""
+    args = {
+        "out": poisoned(8),
+        "starts": np.array([0, 2, 5], np.int32),
+        "rows": np.array([0, 2], np.int32),
+        "expanded_idx_mapping": np.array([3, 1, 1], np.int32),
+        "local_pos": np.array([0, 1, 2], np.int32),
+        "logits_indices": np.array([4, 6, 7], np.int64),
+        "input_ids": rng.integers(0, 40, 8).astype(np.int32),
+        "all_token_ids": rng.integers(0, 40, (4, 12)).astype(np.int32),
+        "prompt_len": np.array([3, 5, 7, 1], np.int32),
+        "longest": 3,
+    }
+    loads = {name: {0, 2} for name in ("expanded_idx_mapping", "local_pos", "logits_indices")}
+    loads |= {"rows": {0, 1}, "starts": {0, 1, 2}, "prompt_len": {1, 3}, "input_ids": {6, 7}}
+    return Case(args, loads | {"all_token_ids": {3 * 12 + 1, 3 * 12 + 2, 12 + 5}})
+
+
 def positions(**changes: Any) -> dict[str, Any]:
     """Two requests on rows 2 and 0: three tokens behind seven, one token behind five; room for six and for three."""
     return {
@@ -243,7 +306,7 @@ def touched(run: LensRun, kind: str) -> dict[str, set[int]]:
     return found
 
 
-_HELPERS = {"_pick", "_batch_loads", "_tables"}
+_HELPERS = {"_pick", "_batch_loads", "_tables", "_counts"}
 INTEGER_OPS = sorted(
     name[1:]
     for name, value in list(globals().items())

@@ -124,6 +124,15 @@ def test_errors_are_asked_for_by_request(cpu):
     assert list(lives.stage.take_errors(["a", "b"])) == ["a"]
 
 
+def test_a_device_that_is_ahead_tells_a_failure_with_its_own_step(cpu):
+    lives = lives_of(cpu)
+    lives.add(Life("a", SamplingParams(), [1], processors=(raises,)))
+    lives.stage.apply(lives.logits(np.zeros((1, 40))), lives.begin({"a": 1}, step=5))
+    cpu.synchronize()
+    assert lives.stage.take_errors(["a"], 4) == {}
+    assert list(lives.stage.take_errors(["a"], 5)) == ["a"]
+
+
 def test_an_unfinished_prefill_is_not_asked(cpu):
     asked = []
 
@@ -188,7 +197,7 @@ def test_steady_steps_allocate_nothing(cpu):
 def test_mutant_functions_that_change_the_row_in_place(cpu, monkeypatch):
     """Without the copy, a function that fails half-way leaves its mess."""
 
-    def no_copy(self, key, generated, logits, row):
+    def no_copy(self, key, step, generated, logits, row):
         owner = self._owners[key]
         for function in owner.functions:
             try:

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Check = Literal["twin", "recording", "invariants", "race"]
+Check = Literal["twin", "recording", "invariants", "race", "sampler"]
+"""Two runners on one schedule; a recording's checksums; a runner's state; host writes under the device's reads; the
+sampler alone, on random logits, against plain float64 NumPy."""
 
 
 class Patch:

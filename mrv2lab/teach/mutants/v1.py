@@ -164,8 +164,8 @@ def chunk_token_is_kept(patch: Patch) -> None:
     "wrong requests.",
 )
 def output_by_live_rows(patch: Patch) -> None:
-    def sample(original: Any, self: ModelRunnerV1) -> Any:
-        output = original(self)
+    def sample(original: Any, self: ModelRunnerV1, *masks: Any) -> Any:
+        output = original(self, *masks)
         output.req_ids = self.input_batch.req_ids
         return output
 

@@ -24,6 +24,7 @@ def _reading(seconds: float, peak: int, imports: int = 50_000_000) -> dict[str, 
     return {"seconds": times, "cpu_seconds": times, "peak_bytes": peaks, "process_s": seconds + 2}
 
 
+@pytest.mark.slow
 def test_a_row_without_the_peer_says_why(trace: Path, tmp_path: Path) -> None:
     row = trace_bench.compare(trace, tmp_path / "1", "", "not here", 2)
     assert row["peer"] == {"failed": "not here"}
@@ -113,6 +114,7 @@ def test_beside() -> None:
     assert (made["fast_enough"], made["small_enough"]) == (True, False)
 
 
+@pytest.mark.slow
 def test_alone(trace: Path) -> None:
     row = trace_bench.time_alone("raw", trace, "load", 1)
     assert (row["events"], row["raw_bytes"], row["failed"]) == (600, trace.stat().st_size, {})

@@ -21,6 +21,7 @@ from mrv2lab.sample.sampler import Sampler
 from mrv2lab.teach import mutants
 from mrv2lab.teach.mutants import Patch
 from mrv2lab.teach.mutants.mutant import Mutant
+from tests.slow import mostly_slow
 
 MRV2 = RunnerConfig(device="cpu")
 V1 = RunnerConfig(runner="v1", device="cpu", transfer="barrier", reorder="mrv2")
@@ -62,7 +63,7 @@ def run(a: EngineConfig, b: EngineConfig, work: Workload, **options: Any) -> Twi
 # -- what agrees -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("async_scheduling", mostly_slow([True, False], 1))
 @pytest.mark.parametrize("work", [greedy, sampled])
 @pytest.mark.parametrize(
     ("a", "b", "equality"),

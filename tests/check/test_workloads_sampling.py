@@ -28,7 +28,7 @@ from mrv2lab.config import RunnerConfig
 from mrv2lab.protocol import SamplingParams
 
 COUNT = 200
-QUICK = 20
+QUICK = 8
 CASES = twin_cases(COUNT, max_requests=16, sampling="all")
 
 

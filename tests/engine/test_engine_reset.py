@@ -19,6 +19,7 @@ from mrv2lab.sample.sampler import Sampler
 from mrv2lab.state.block_tables import BlockTables
 from mrv2lab.state.request_state import RequestState
 from tests.engine.small import sampled, small_engine
+from tests.slow import mostly_slow
 
 PROMPTS = [[1, 2, 3, 4, 5], [6, 8, 9], [10, 11, 12, 13, 14, 15, 16], [20], [1, 2, 3, 4, 5]]
 TRANSPORTS: list[dict[str, Any]] = [
@@ -117,7 +118,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: 
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", mostly_slow(["after", "before"], 1))
 @pytest.mark.parametrize("point", POINTS)
 @each_transport
 def test_an_interrupt_in_the_middle_of_a_step(

@@ -16,6 +16,7 @@ from mrv2lab.protocol import SamplingParams
 from tests.equality.compare import compare_exact, compare_near, reference_logits
 from tests.equality.harness import Trace, run_workload
 from tests.equality.models import MODELS, hf_model, source
+from tests.slow import mostly_slow
 
 each_model = pytest.mark.parametrize("model", MODELS)
 STREAMS = ("deferred", "lag0", "lag1", "lag2", "threaded")
@@ -58,7 +59,7 @@ def mixed(count: int, *, seed: int = 0, prompt_len: tuple[int, int] = (3, 20), m
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16])
+@pytest.mark.parametrize("chunk", mostly_slow([3, 1, 16], 1))
 @each_model
 def test_chunked_prefill(model: str, chunk: int) -> None:
     workload = mixed(5, prompt_len=(20, 40), max_tokens=6)

@@ -19,6 +19,7 @@ from tests.equality.harness import Trace
 from tests.equality.models import CONFIGS, hf_model
 from tests.equality.settings import run_case
 from tests.sample import oracle
+from tests.slow import mostly_slow
 
 MODELS = ("qwen3", "llama-tied")
 COUNT = 60
@@ -182,7 +183,7 @@ def test_the_oracle_is_quiet_without_a_mutant() -> None:
     assert not any(oracle_finds(index) for index in range(4))
 
 
-@pytest.mark.parametrize("mutant", SHOWN_BY_TEXT, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", mostly_slow(SHOWN_BY_TEXT, 3), ids=lambda one: one.name)
 def test_what_a_twin_finds_is_caught_here_too(mutant: Mutant) -> None:
     """By the oracle alone, with no second runner."""
     with mutant():

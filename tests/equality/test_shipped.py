@@ -15,6 +15,7 @@ from tests.equality.compare import NearReport, compare_near, reference_logits
 from tests.equality.harness import Trace, run_workload
 from tests.equality.make_fixture import TEXTS
 from tests.equality.models import hf_model, loaded
+from tests.slow import mostly_slow
 
 each_model = pytest.mark.parametrize("model", ["tiny", "tiny-draft"])
 TOTAL = NearReport()
@@ -57,7 +58,7 @@ def test_greedy_and_sampled_text(model: str) -> None:
     assert sum(len(tokens) for tokens in trace.tokens.values()) == 8 * 48
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16])
+@pytest.mark.parametrize("chunk", mostly_slow([3, 1, 16], 1))
 @each_model
 def test_chunks(model: str, chunk: int) -> None:
     workload = texts(model, max_tokens=12)

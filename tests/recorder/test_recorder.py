@@ -23,6 +23,7 @@ from mrv2lab.runtime.base import DeviceError
 from tests.engine.small import sampled
 from tests.recorder.runs import TRANSPORTS, busy_engine, device_work, tokens, work
 from tests.runner.invariants import waits_of_a_step
+from tests.slow import mostly_slow
 
 each_transport = pytest.mark.parametrize("options", TRANSPORTS, ids=lambda o: "-".join(map(str, o.values())) or "plain")
 
@@ -53,7 +54,9 @@ def in_order(recording: Recording) -> list[Any]:
 
 
 @each_transport
-@pytest.mark.parametrize("recorder", [{}, {"top_k": 3, "check_every": 1}, {"device_times": "phases"}], ids=str)
+@pytest.mark.parametrize(
+    "recorder", mostly_slow([{"top_k": 3, "check_every": 1}, {}, {"device_times": "phases"}], 1), ids=str
+)
 def test_recording_changes_nothing(options: dict[str, Any], recorder: dict[str, Any]) -> None:
     plain_tokens, plain_work, plain_waits = listened(**options)
     got_tokens, recording = recorded(recorder=recorder, **options)

@@ -14,6 +14,7 @@ from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runner_v1.sampling_rows import ALLOWED, PENALTIES
 from tests.runner_v1.batches import MAX_LEN, make_batch, request
 from tests.runner_v1.oracle import OPERATIONS, Pair
+from tests.slow import mostly_slow
 
 
 def scripts(operations: list[str]) -> Any:
@@ -336,7 +337,7 @@ def test_a_mutant_that_forgets_nothing_is_not_caught(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("field", [*FIELDS, "req_id_to_index"])
-@pytest.mark.parametrize("method", ["_move_row", "swap_states"])
+@pytest.mark.parametrize("method", mostly_slow(["_move_row", "swap_states"], 1))
 def test_a_field_forgotten_in_a_move_is_caught(monkeypatch: pytest.MonkeyPatch, method: str, field: str) -> None:
     forget(monkeypatch, method, field)
     assert_caught()

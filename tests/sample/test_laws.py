@@ -73,7 +73,7 @@ def _forget() -> Iterator[None]:
 
 
 # -- the law of what remains -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", mostly_slow(CASES, 3))
+@pytest.mark.parametrize("case", mostly_slow(CASES, 2))
 def test_the_law_of_what_remains(case: str) -> None:
     """The stages' own kernels (their definitions) process the row, a million requests draw from it."""
     row = Row(CASES[case], PROMPT, OUTPUTS)
@@ -274,7 +274,7 @@ def by_request(trace: Trace) -> dict[int, tuple[list[int], torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", mostly_slow(MIXES, 4))
 def test_a_token_is_its_requests_own(name: str) -> None:
     """In every mix each token is a function of its request's logits, history, seed and position alone; and as long as
     the logits have been near those of the first mix (they move in the last bits with the batch's shape), so are they

@@ -314,7 +314,7 @@ def test_cut_off_anywhere_when_compressed(scratch: Path) -> None:
         assert trace is None or any("compressed data end early" in reason for reason in reasons(trace))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_bytes_changed_anywhere(scratch: Path, flips: list[tuple[int, int]]) -> None:
     content = bytearray(SMALL)
@@ -338,7 +338,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(FIELDS | VALUES, max_size=5), base=VALUES)
 def test_any_values_anywhere(scratch: Path, events: list[Any], base: object) -> None:
     text = json.dumps({"traceEvents": [EVENT, *events], "baseTimeNanoseconds": base, "distributedInfo": base})

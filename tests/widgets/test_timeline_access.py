@@ -243,7 +243,7 @@ def test_a_notebooks_own_sheet_breaks_no_word(open_page: OpenPage) -> None:
     assert len(heights) > 20 and max(heights) < 24, "every term on one line"
 
 
-@pytest.mark.parametrize("width", [320, 400])
+@pytest.mark.parametrize("width", mostly_slow([320, 400], 1))
 def test_narrow_screens_need_no_sideways_scrolling(open_page: OpenPage, screenshots: Path, width: int) -> None:
     opened = shown(open_page, inner(two_runs()[2]), width=width)
     opened.evaluate("models[0].set('selected_slice', 9)")

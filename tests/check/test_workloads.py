@@ -90,7 +90,7 @@ def test_every_bit(index: int, weights: Weights, totals: Totals) -> None:
     totals.add(report)
 
 
-@pytest.mark.parametrize("index", params(COUNT // 4, quick=QUICK // 4))
+@pytest.mark.parametrize("index", params(COUNT // 4, quick=QUICK // 10))
 def test_near_without_the_demand(index: int, weights: Weights, totals: Totals) -> None:
     report = run(index, weights, "none")
     assert report.equality == "near"

@@ -88,7 +88,7 @@ def test_prefix_hits(model: str) -> None:
     assert cold.tokens == trace.tokens
 
 
-@pytest.mark.parametrize("loop", ["sync", "async"])
+@pytest.mark.parametrize("loop", mostly_slow(["async", "sync"], 1))
 @each_model
 def test_preemption_storm(model: str, loop: str) -> None:
     """A pool for 3 of 12 requests: 3 x 5 blocks of 8."""

@@ -10,6 +10,7 @@ import pytest
 from mrv2lab.protocol import SamplingParams
 from tests.sample import test_bad_words, test_custom, test_logit_bias, test_penalties
 from tests.sample.lives import Life, Lives
+from tests.slow import mostly_slow
 
 FILES = (test_logit_bias, test_penalties, test_bad_words, test_custom)
 
@@ -63,7 +64,7 @@ def in_order(lives: Lives) -> Chain:
 
 
 @pytest.mark.parametrize("policy", test_penalties.POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 def test_lives(rt, policy, seed):
     Lives(rt, in_order, born, seed=seed, policy=policy).run(30)
 

@@ -53,6 +53,7 @@ def test_a_rule_that_wants_the_ranges_apart_misses_changes(monkeypatch):
     assert found_changes() < 475
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_bootstrap")
 def test_many_quantities_together_raise_no_more_alarms_than_one(monkeypatch):
     """Twenty quantities without a difference, 100 times: at 1 % together about one alarm, without Holm about twenty."""

@@ -16,6 +16,7 @@ import pytest
 
 from mrv2lab.recording.lens import Access, Difference, LensCalls, LensError, LensRun, Program, SourceText
 from mrv2lab.widgets.kernel_lens import KernelLens, payload, static_twin
+from tests.slow import mostly_slow
 from tests.widgets.lens_page import messages, page
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -343,12 +344,13 @@ class TestInABrowser:
         mutant = ("el.textContent = text", "el.innerHTML = text")
         assert Shown(chromium, tmp_path, KernelLens(hostile()), mutant=mutant).page.locator("img").count() > 0
 
+    @pytest.mark.slow
     def test_narrow_and_dark(self, chromium: Any, tmp_path: Path) -> None:
         shown = Shown(chromium, tmp_path, KernelLens(double()), size=(320, 800), dark=True)
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= 320
         shot(shown, "narrow_dark")
 
-    @pytest.mark.parametrize("dark", [False, True])
+    @pytest.mark.parametrize("dark", mostly_slow([False, True], 1))
     def test_axe_finds_nothing_serious(self, chromium: Any, tmp_path: Path, dark: bool) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright")
         bad = double(programs=(replace(double().programs[0], outside=("a store outside",)),))

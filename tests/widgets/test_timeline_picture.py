@@ -10,6 +10,7 @@ import pytest
 
 from mrv2lab.trace.builder import TraceBuilder
 from mrv2lab.trace.trace import Trace, TraceInfo
+from tests.slow import mostly_slow
 from tests.widgets.conftest import OpenPage
 from tests.widgets.timeline_page import (
     COMPUTE,
@@ -61,7 +62,7 @@ def crowded_trace() -> Trace:
     return builder.build(TraceInfo("t", "crowded"))
 
 
-@pytest.mark.parametrize("which", ["crowded", "random"])
+@pytest.mark.parametrize("which", mostly_slow(["random", "crowded"], 1))
 def test_no_two_slices_of_a_row_overlap_and_none_is_lost(open_page: OpenPage, which: str) -> None:
     trace = crowded_trace() if which == "crowded" else random_trace(20_000, lanes=6)
     opened = shown(open_page, inner(Caught(trace)))

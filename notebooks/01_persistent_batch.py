@@ -191,8 +191,8 @@ regimes = {
 lines = []
 for name, (load_options, engine_options) in regimes.items():
     with Engine("tiny", "v1", **BIG, **engine_options) as engine:
-        log = observe(Load(engine, 16, **load_options), 24)
-    lines.append({"V1, 16 requests": name} | {k: totals(log)[k] / 24 for k in ("row_moves", "swaps", "bytes_moved")})
+        log = observe(Load(engine, 16, **load_options), 12)
+    lines.append({"V1, 16 requests": name} | {k: totals(log)[k] / 12 for k in ("row_moves", "swaps", "bytes_moved")})
 pd.DataFrame(lines).set_index("V1, 16 requests").rename(columns=lambda k: f"{k} a step").round(2)
 
 # %% [markdown]

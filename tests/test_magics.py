@@ -96,6 +96,7 @@ def test_an_error_is_shown_and_what_ran_is_kept(shell: InteractiveShell, run: Ru
     shell.user_ns["engine"].step()  # detached, and usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "before", "sentence"),
     [

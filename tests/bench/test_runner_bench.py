@@ -50,6 +50,7 @@ def test_one_ends_and_one_comes_in_a_step_of_churn() -> None:
         assert runner_bench.counts(load, 4)["row_moves"] > 0
 
 
+@pytest.mark.slow
 def test_whole_bench_and_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -318,12 +318,14 @@ class TestInABrowser:
         shown = Shown(chromium, tmp_path, KernelLens(idle))
         assert shown.text(".where")[0].endswith("it returned before it touched memory.")
 
+    @pytest.mark.slow
     def test_dropped_accesses_are_said(self, chromium: Any, tmp_path: Path) -> None:
         text = "program (0, 0, 0) stores to y[-1], outside its 4 elements"
         shown = Shown(chromium, tmp_path, KernelLens(double(programs=(Program((0, 0, 0), (), (text,)),))))
         assert shown.text(".outside") == [f"Dropped: {text}."]
         assert shown.text(".verdict")[0].startswith("≠ the kernel leaves its arguments: program (0, 0, 0) stores")
 
+    @pytest.mark.slow
     def test_two_views_and_their_ends(self, chromium: Any, tmp_path: Path) -> None:
         shown = Shown(chromium, tmp_path, KernelLens(double()), views=2)
         shown.page.locator("button[aria-label='Next program']").first.click()

@@ -151,6 +151,7 @@ def test_axe_finds_nothing_serious(open_page: OpenPage, screenshots: Path, theme
         page.screenshot(path=screenshots / f"step_explorer_{theme}_{state}.png", full_page=True)
 
 
+@pytest.mark.slow
 def test_axe_can_find_something(open_page: OpenPage) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = open_page(harness(FakeSource(1)))

@@ -212,6 +212,7 @@ def test_axe_finds_nothing_serious(open_page: OpenPage, screenshots: Path, theme
     opened.screenshot(path=screenshots / f"timeline_{theme}.png", full_page=True)
 
 
+@pytest.mark.slow
 def test_axe_can_find_something(open_page: OpenPage) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     opened = shown(open_page, page(Caught(small_trace())))

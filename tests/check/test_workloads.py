@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from mrv2lab.check.compare import NearReport
 from mrv2lab.check.side import Weights, weights_of
 from mrv2lab.check.twin import TwinReport
 from mrv2lab.check.workloads import FACTORS, MODEL, all_pairs, configs, draw, pairs, run_twin, twin_cases
 from mrv2lab.config import RunnerConfig
+from tests.check.plain_arithmetic import plain_arithmetic  # noqa: F401
 
 COUNT = 200
 QUICK = 20
@@ -33,17 +33,6 @@ def params(count: int, quick: int = QUICK) -> list[object]:
 @pytest.fixture(scope="module")
 def weights() -> Weights:
     return weights_of(MODEL)
-
-
-@pytest.fixture(autouse=True)
-def _plain_arithmetic() -> Iterator[None]:
-    """One thread, so that rows do not depend on the core count, and float32 products in float32 on a GPU."""
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 class Totals:

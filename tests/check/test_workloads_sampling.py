@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from mrv2lab.check import sampling_draws
 from mrv2lab.check.compare import NearReport
@@ -26,6 +25,7 @@ from mrv2lab.check.workloads import (
 )
 from mrv2lab.config import RunnerConfig
 from mrv2lab.protocol import SamplingParams
+from tests.check.plain_arithmetic import plain_arithmetic  # noqa: F401
 
 COUNT = 200
 QUICK = 8
@@ -43,17 +43,6 @@ def params(count: int, quick: int) -> list[object]:
 @pytest.fixture(scope="module")
 def weights() -> Weights:
     return weights_of(MODEL)
-
-
-@pytest.fixture(autouse=True)
-def _plain_arithmetic() -> Iterator[None]:
-    """One thread, so that rows do not depend on the core count, and float32 products in float32 on a GPU."""
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 class Totals:

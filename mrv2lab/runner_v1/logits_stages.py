@@ -168,7 +168,7 @@ def _min_tokens(x: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, structur
 
 def _bad_words(x: torch.Tensor, rows: tuple[int, ...], ids: tuple[int, ...]) -> None:
     for row, token in zip(rows, ids, strict=True):
-        x[row, token] = -_INF
+        x[row, token].fill_(-_INF)  # an assignment of a number would copy it from the host, and wait on CUDA
 
 
 def scale(x: torch.Tensor, temperature: torch.Tensor) -> None:

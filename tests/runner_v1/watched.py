@@ -79,7 +79,7 @@ class Watch:
                 number = int(step.host.seq_lens_upper_bound[row]) - len(final.prompt_token_ids)
                 if number < len(final.token_ids):  # else it was sampled behind the end
                     (token,) = step.output.sampled_token_ids[row]
-                    yield req_id, number, step.logits[row].numpy(), token, step.output, index
+                    yield req_id, number, step.logits[row].cpu().numpy(), token, step.output, index
                 index += 1
 
     def check(self, params: dict[str, Any], processors: dict[str, Any] | None = None) -> int:

@@ -222,13 +222,20 @@ class Pipeline:
         said = [k for k in range(len(ids)) if k == 0 or values[k] > -INF]
         assert (got[len(said) :] == -INF).all()
         want = dict(zip(ids, values, strict=True))
-        assert set(got_ids[: len(said)].tolist()) == {ids[k] for k in said}, row.params
+        given, due = set(got_ids[: len(said)].tolist()), {ids[k] for k in said}
+        assert given == due, _difference(given ^ due, i, token, x, got_ids, got, wanted)
         np.testing.assert_allclose(got[: len(said)], [want[one] for one in got_ids[: len(said)].tolist()], 1e-5, 1e-5)
         assert got_ids[0] == token
         if wanted != -1 and wanted <= self.buffers.max_top:  # whole rows are ordered by their float32 logarithms
             assert got_ids[: len(said)].tolist() == [ids[k] for k in said]
         assert logprobs.ranks[i] == oracle.rank(x, token)
         assert (logprobs.token_ids[i, len(ids) :] == -1).all()
+
+
+def _difference(ids: set[int], i: int, token: int, x: Any, got_ids: Any, got: Any, wanted: int) -> str:
+    """What to look at where the ids given are not those due: each with its logit, and how the row came out."""
+    logits = {one: float(x[one]) for one in sorted(ids) if one >= 0}
+    return f"row {i}, token {token} of {x[token]}, {wanted} asked: differ {logits}; given {got_ids[:50]} {got[:50]}"
 
 
 def check_row(row: oracle.Row, got: Any, values: Any, token: int, seed: int) -> None:

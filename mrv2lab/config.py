@@ -11,10 +11,15 @@ StreamName = Literal["deferred", "threaded"]
 KernelName = Literal["auto", "triton", "spec", "interpret"]
 RunnerName = Literal["mrv2", "v1"]
 ReorderName = Literal["none", "decode_first", "mrv2"]
+AttentionName = Literal["auto", "torch", "triton", "flashinfer"]
+GraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
+"""Which steps replay a graph: none; all, cut at attention; all, whole; plain decodes, whole; or plain decodes whole and
+the others cut at attention. vLLM's ``CUDAGraphMode``."""
+LayerType = Literal["full_attention", "sliding_attention"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 """Of the model's logits, or of those that were sampled from, masked and scaled; as log-softmax, or as they are."""
 
-ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+ARCHITECTURES: dict[str, bool] = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
 """Supported decoders, by their name in a Hugging Face ``config.json``, and whether they norm q and k per head."""
 
 
@@ -27,6 +32,15 @@ def _positive(owner: object, *names: str) -> None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers whose attention reaches equally far, so that they share one block table."""
+
+    # tokens that a query sees, its own included; None = all
+    window: int | None
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,10 @@ class ModelConfig:
     dtype: DType = "float32"
     architecture: str = "LlamaForCausalLM"
     name: str = "random"
+    sliding_window: int | None = None
+    """Tokens that a query of a sliding layer sees, its own included."""
+    layer_types: tuple[LayerType, ...] = ()
+    """One a layer; () = every layer slides where ``sliding_window`` is given, and none elsewhere."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -80,6 +98,31 @@ class ModelConfig:
         for token in self.eos_token_ids:
             if not _is_count(token) or token >= self.vocab_size:
                 raise ValueError(f"eos token id {token!r} is outside the vocabulary of {self.vocab_size}")
+        self._check_layer_types()
+
+    def _check_layer_types(self) -> None:
+        if self.sliding_window is not None:
+            _positive(self, "sliding_window")
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, the model has {self.num_hidden_layers}"
+            )
+        for kind in self.layer_types:
+            if kind not in get_args(LayerType):
+                raise ValueError(f"a layer type must be one of {get_args(LayerType)}, got {kind!r}")
+        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, but sliding_window is None; say how far it reaches")
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The layers by reach, full attention first: one block table each."""
+        kinds = self.layer_types or ("sliding_attention" if self.sliding_window else "full_attention",) * (
+            self.num_hidden_layers
+        )
+        full = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
+        sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+        groups = (KVGroup(None, full), KVGroup(self.sliding_window, sliding))
+        return tuple(group for group in groups if group.layers)
 
     @property
     def q_size(self) -> int:
@@ -94,15 +137,25 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The paged KV cache. ``num_blocks`` counts block 0, the null block, which is never handed out."""
+    """The paged KV cache. ``num_blocks`` counts block 0, the null block, which is never handed out; None = what a
+    memory profile of the model leaves of ``gpu_memory_utilization`` (a share of the device's memory) once weights,
+    state tables, the largest step and graphs have had theirs."""
 
-    num_blocks: int = 512
+    num_blocks: int | None = 512
     block_size: int = 16
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    memory_bytes: int | None = None
+    """CPU only: how much memory the device is to have, in bytes; None = the machine's physical memory, of which a
+    KV cache without ``num_blocks`` takes its share of a quarter."""
 
     def __post_init__(self) -> None:
-        _positive(self, "num_blocks", "block_size")
-        if self.num_blocks < 2:
+        given = [name for name in ("num_blocks", "memory_bytes") if getattr(self, name) is not None]
+        _positive(self, "block_size", *given)
+        share: Any = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization is a share in (0, 1], got {share!r}")
+        if self.num_blocks is not None and self.num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2 (block 0 is the null block), got {self.num_blocks}")
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
@@ -171,6 +224,13 @@ class RunnerConfig:
     """What log-probabilities are of, for all requests; those of prompts are always of the model's logits."""
     count_nans: bool = False
     """Count the NaN logits of each request, a pass over the logits a step. They count as -inf either way."""
+    attention: AttentionName = "auto"
+    """Attention backend: torch is the definition, triton ours, flashinfer an extra (CUDA). auto = torch where specs
+    run, else triton."""
+    fused_prepare: bool = False
+    """MRV2 only: one launch prepares a batch of plain decodes (``ops/prepare_decode``) in place of four, which stay for
+    every other batch, and its rows are not sent again while they are the last step's. Off, since four launches and two
+    copies a step are what lessons show; a replay shows them either way."""
     protected: tuple[str, ...] | None = None
     """V1's barrier only: the buffers whose copies lie inside it; None = all. Leaving one out is V1's silent bug."""
 
@@ -181,6 +241,7 @@ class RunnerConfig:
             "transfer": ("unsafe", "barrier", "pinned_copy", "uva_pool"),
             "kernels": ("auto", "triton", "spec", "interpret"),
             "stream": ("deferred", "threaded"),
+            "attention": get_args(AttentionName),
             "logprobs_mode": get_args(LogprobsMode),
         }
         for name, allowed in choices.items():
@@ -189,6 +250,8 @@ class RunnerConfig:
         _positive(self, "pool_depth", *(["threads"] if self.threads is not None else []))
         if self.lag is not None and not _is_count(self.lag):
             raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag!r}")
+        if self.runner == "v1" and self.fused_prepare:
+            raise ValueError("fused_prepare is for runner='mrv2': V1 prepares decodes as every other batch")
         if self.runner == "mrv2" and self.reorder != "none":
             raise ValueError(f"reorder={self.reorder!r} is for runner='v1': MRV2 sorts each batch, no row moves")
         self._check_protected()
@@ -208,6 +271,31 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
+class GraphConfig:
+    """CUDA graphs (tapes on a CPU). Sizes are token counts; a step is padded to the nearest one that holds it."""
+
+    cudagraph_mode: GraphMode = "none"
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    """Ascending; None = 1, 2, 4, then every 8th to 256, then every 16th, up to twice max_num_reqs and 512 at most."""
+
+    def __post_init__(self) -> None:
+        if self.cudagraph_mode not in get_args(GraphMode):
+            raise ValueError(f"cudagraph_mode must be one of {get_args(GraphMode)}, got {self.cudagraph_mode!r}")
+        sizes: Any = self.cudagraph_capture_sizes
+        if sizes is None:
+            return
+        if isinstance(sizes, (int, str)) or not all(_is_count(size) and size > 0 for size in sizes):
+            raise ValueError(f"cudagraph_capture_sizes must be positive integers, got {sizes!r}")
+        object.__setattr__(self, "cudagraph_capture_sizes", tuple(sizes))
+        if not sizes:
+            raise ValueError("cudagraph_capture_sizes is empty; cudagraph_mode='none' captures nothing")
+        if list(sizes) != sorted(set(sizes)):
+            raise ValueError(
+                f"cudagraph_capture_sizes must ascend without repeats, got {list(sizes)}; use {sorted(set(sizes))}"
+            )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything an engine is built from."""
 
@@ -216,8 +304,15 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)
 
     def __post_init__(self) -> None:
+        sizes = self.graphs.cudagraph_capture_sizes
+        if sizes and sizes[-1] > self.scheduler.max_num_batched_tokens:
+            raise ValueError(
+                f"cudagraph_capture_sizes go up to {sizes[-1]}, but a step has at most max_num_batched_tokens = "
+                f"{self.scheduler.max_num_batched_tokens} tokens; leave out the larger ones"
+            )
         if self.scheduler.max_model_len > self.model.max_position_embeddings:
             raise ValueError(
                 f"max_model_len {self.scheduler.max_model_len} exceeds the model's "

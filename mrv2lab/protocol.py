@@ -41,7 +41,7 @@ class Launchable(Protocol):
     launch: Any
     """``launch(kernel, *args)`` starts the compiled kernel."""
     kernel: Any
-    """``kernel.load()`` is the compiled kernel."""
+    """``kernel.launcher()`` launches the compiled kernel."""
 
     def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
         """Run now; for queued work."""

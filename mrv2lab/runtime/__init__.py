@@ -1,6 +1,7 @@
 """The seam between the project and the machine.
 
 * ``base``: Runtime, Stream, Event, Graph and the chokepoints · ``create``: which runtime, and why not
+* ``effects``: what a graph touches, and the hook by which its pieces stand in for segments
 * ``cpu``: software streams (``software``), the virtual ``clock``, graphs as ``tape``, seen syncs (``device_tensor``)
 * ``cuda``: the real thing · ``places``: host, pinned, uva, device · ``uva``: UvaBuffer, UvaBufferPool
 * ``transfer``: unsafe, barrier, pinned_copy, uva_pool

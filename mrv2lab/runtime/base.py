@@ -21,6 +21,8 @@ import torch
 
 from mrv2lab.observer import NULL_OBSERVER, Mark, Observer
 from mrv2lab.protocol import Backend, Launchable
+from mrv2lab.runtime.effects import Effects as GraphEffects
+from mrv2lab.runtime.effects import Segments
 from mrv2lab.runtime.places import Registry
 from mrv2lab.runtime.stamps import Stamps
 
@@ -78,10 +80,18 @@ class Graph(ABC):
     """A recorded sequence of launches over fixed buffers, replayed by one launch."""
 
     name: str
+    effects: GraphEffects
+    """What a replay does, as noted by the latest capture."""
+    held: int
+    """Bytes of memory that the latest capture took (none, where an earlier graph of the pool had left enough)."""
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[None]:
-        """Launches inside the ``with`` are recorded, not run."""
+        """Launches inside the ``with`` are recorded, not run. Raises ``GraphMemoryError`` where memory runs out."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget the capture and give its memory back."""
 
     @abstractmethod
     def replay(self) -> None:
@@ -105,6 +115,10 @@ class Runtime(ABC):
         self._effects_of = -1
         """The registry's generation that these names are of."""
         self._functions: dict[str, Callable[..., Any]] = {}
+        self.capturing: Graph | None = None
+        """The graph that launches are laid into; None = they are queued."""
+        self.segments: Segments | None = None
+        """Who is asked first whether a segment is to be launched at all."""
         self.h2d_copies = self.h2d_bytes = 0
         """Copies to the device since the last :meth:`gauge_copies`, and their bytes, while an observer listened."""
 
@@ -131,6 +145,10 @@ class Runtime(ABC):
     @abstractmethod
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """A host copy after everything queued so far: an explicit synchronisation, for looking and tests."""
+
+    def trim(self) -> None:
+        """Wait for the device and give back what nobody uses, so that captures find as much memory as can be."""
+        self.synchronize()
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -271,6 +289,17 @@ class Runtime(ABC):
                 self._effects[key] = found
         return Mark(kind, name, stream, sum(map(_nbytes, tensors)), *found, 0, site)
 
+    def _note_captured(self, args: tuple[Any, ...], effects: Effects) -> None:
+        """A launch went into the graph that is being captured."""
+        assert self.capturing is not None
+        reads, writes = effects if isinstance(effects, tuple) else _split(effects, args)
+        tensors = _tensors(tuple(reads)), _tensors(tuple(writes))
+        self.capturing.effects.note(self.registry, tensor_bytes(args), *tensors)
+
+    def _mark_replay(self, graph: Graph) -> None:
+        done = graph.effects
+        self._mark("replay", graph.name, done.nbytes, tuple(done.reads.values()), tuple(done.writes.values()))
+
     # -- call sites ----------------------------------------------------------------------------------------------------
 
     def site(self) -> str | None:
@@ -280,8 +309,8 @@ class Runtime(ABC):
 
 _INSIDE = tuple(
     f"{name}."
-    for name in "mrv2lab.runtime mrv2lab.ops mrv2lab.memory mrv2lab.runner_v1.buffers mrv2lab.observer contextlib copy "
-    "torch warnings _py_warnings".split()
+    for name in "mrv2lab.runtime mrv2lab.ops mrv2lab.memory mrv2lab.graphs mrv2lab.runner_v1.buffers mrv2lab.observer "
+    "contextlib copy torch warnings _py_warnings".split()
 )
 
 

@@ -63,7 +63,10 @@ class CpuRuntime(Runtime):
         self._kind = STREAMS[stream]
         self._owner = weakref.ref(self)
         self._streams: list[SoftwareStream] = []
-        self._tape: Tape | None = None
+        self.capturing: Tape | None = None
+        self.graph_limit: int | None = None
+        """Bytes that all tapes together may hold; None = any. A capture beyond it runs out of memory, for lessons."""
+        self.tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
         self._steps: deque[tuple[int, ...]] = deque()
         self._syncs: list[str] | None = None
         self.main: SoftwareStream = self.stream("main")
@@ -104,9 +107,10 @@ class CpuRuntime(Runtime):
         self._note_sync(what, name, before, site)
 
     def _refuse_capture(self, what: str, site: str) -> None:
-        if self._tape is not None:
+        if self.capturing is not None:
             raise RuntimeError(
-                f"{what} at {site} would wait for work of graph {self._tape.name!r}, which is being captured, not run"
+                f"{what} at {site} would wait for work of graph {self.capturing.name!r}, which is being captured, "
+                "not run"
             )
 
     def _note_sync(self, what: str, buffer: str, since_ns: int, site: str) -> None:
@@ -152,8 +156,8 @@ class CpuRuntime(Runtime):
 
     def launch(self, record: Record) -> None:
         """Queue a record, or lay it on the tape that is being captured."""
-        if self._tape is not None:
-            self._tape.lay(record)
+        if self.capturing is not None:
+            self.capturing.lay(record)
         else:
             self.current.enqueue(record)
             self.current.last = record
@@ -161,13 +165,13 @@ class CpuRuntime(Runtime):
     @contextmanager
     def taping(self, tape: Tape) -> Iterator[None]:
         """Launches inside the ``with`` go to ``tape``."""
-        if self._tape is not None:
-            raise RuntimeError(f"graph {self._tape.name!r} is being captured already")
-        self._tape = tape
+        if self.capturing is not None:
+            raise RuntimeError(f"graph {self.capturing.name!r} is being captured already")
+        self.capturing = tape
         try:
             yield
         finally:
-            self._tape = None
+            self.capturing = None
 
     # -- chokepoints ---------------------------------------------------------------------------------------------------
 
@@ -176,14 +180,20 @@ class CpuRuntime(Runtime):
         captured = tuple(self._capture(op.name, arg) for arg in args)
         nbytes = tensor_bytes(captured)
         self.launch(Record("kernel", op.name, op.execute, (self.backend, captured), nbytes, call_site()))
+        if self.capturing is not None:
+            self._note_captured(captured, op)
         if self.observer.enabled:
             self._mark_launch("kernel", op.name, captured, op)
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
+        if self.segments is not None and self.segments.plays(name):
+            return
         captured = tuple(self._capture(name, arg) for arg in args)
         nbytes = tensor_bytes(captured)
         self.launch(Record("run", name, self.function(name), captured, nbytes, call_site()))
+        if self.capturing is not None:
+            self._note_captured(captured, (reads, writes))
         if self.observer.enabled:
             self._mark_launch("run", name, captured, (reads, writes))
 
@@ -206,6 +216,8 @@ class CpuRuntime(Runtime):
         nbytes = source.numel() * source.element_size()
         reads = (host.untyped_storage().data_ptr(),) if kind == "h2d" else ()
         self.launch(Record(kind, self.registry.name(host), _copy_now, (to, source), nbytes, call_site(), reads))
+        if self.capturing is not None:
+            self._note_captured((dst, src), ((src,), (dst,)))
         if self.observer.enabled:
             self._mark(kind, self.registry.name(host), nbytes, self._names((src,)), self._names((dst,)))
         if pageable:  # the driver must be done with pageable memory before it returns
@@ -252,7 +264,7 @@ class CpuRuntime(Runtime):
         for stream in self._streams:
             stream.drop()
         self._steps.clear()
-        self._tape = None
+        self.capturing = self.segments = None
         self.current = self.main
 
     def close(self) -> None:

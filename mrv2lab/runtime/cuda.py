@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from mrv2lab.runtime.base import (
     call_site,
     check_copy,
 )
+from mrv2lab.runtime.effects import Effects, GraphMemoryError
 from mrv2lab.runtime.places import Place
 from mrv2lab.runtime.stamps import CudaStamps
 
@@ -86,32 +89,63 @@ class CudaGraph(Graph):
     def __init__(self, rt: CudaRuntime, name: str) -> None:
         self.rt = rt
         self.name = name
-        self.cuda = torch.cuda.CUDAGraph()
-        self._captured = False
+        self.effects = Effects()
+        self.held = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        rt.graphs.add(self)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is anything to replay."""
+        return self._graph is not None
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """See :meth:`Graph.capture`."""
-        before = self.rt.current
-        if before.name.startswith(CAPTURE):
-            raise RuntimeError(f"{before.name} is going on already")
-        self.cuda = torch.cuda.CUDAGraph()  # an instance holds one capture
-        self._captured = False
-        with torch.cuda.graph(self.cuda, pool=self.rt.graph_pool):
-            self.rt.current = CudaStream(self.rt, f"{CAPTURE}{self.name!r}", torch.cuda.current_stream())
-            try:
-                yield
-            finally:
-                self.rt.current = before
-        self._captured = True
+        """See :meth:`Graph.capture`. Unlike ``torch.cuda.graph`` it neither waits nor empties the allocator's caches:
+        a piecewise capture is some thousand captures, and both are the manager's to do once."""
+        rt, before = self.rt, self.rt.current
+        if rt.capturing is not None:
+            raise RuntimeError(f"{CAPTURE}{rt.capturing.name!r} is going on already")
+        self.reset()
+        if not any(one.is_captured for one in rt.graphs):
+            # The allocator refuses a pool that all its graphs have left but cuBLAS's workspace has not.
+            rt.graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()  # an instance holds one capture
+        free = torch.cuda.mem_get_info(rt.device)[0]
+        try:
+            with torch.cuda.stream(rt.graph_stream):
+                # A thread that only waits for an event (an output's, say) must not break the capture.
+                graph.capture_begin(pool=rt.graph_pool, capture_error_mode="thread_local")
+                rt.capturing, rt.current = self, CudaStream(rt, f"{CAPTURE}{self.name!r}", rt.graph_stream)
+                try:
+                    yield
+                except BaseException:
+                    with suppress(RuntimeError):  # the capture may be invalid, which its end says again
+                        graph.capture_end()
+                    raise
+                finally:
+                    rt.capturing, rt.current = None, before
+                graph.capture_end()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                raise GraphMemoryError(f"graph {self.name!r}: {str(error).splitlines()[0]}") from error
+            raise
+        self._graph = graph
+        self.held = max(0, free - torch.cuda.mem_get_info(rt.device)[0])
 
     def replay(self) -> None:
         """See :meth:`Graph.replay`."""
-        if not self._captured:
+        if self._graph is None:
             raise RuntimeError(f"graph {self.name!r} is empty: capture it before the first replay")
-        self.cuda.replay()
+        self._graph.replay()
         if self.rt.observer.enabled:
-            self.rt.observer.mark(Mark("replay", self.name, self.rt.current.name, site=self.rt.site()))
+            self.rt._mark_replay(self)
+
+    def reset(self) -> None:
+        """See :meth:`Graph.reset`. The pool keeps what its other graphs use."""
+        self._graph = None
+        self.effects = Effects()
+        self.held = 0
 
 
 class CudaRuntime(Runtime):
@@ -127,6 +161,9 @@ class CudaRuntime(Runtime):
         self.copy: CudaStream = self.stream("copy")
         self.current: CudaStream = self.main
         self.graph_pool = torch.cuda.graph_pool_handle()
+        self.graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
+        self.graph_stream = torch.cuda.Stream(device=self.device)
+        """Every capture's: the allocator's pool and cuBLAS's workspace go by stream."""
         self._syncs: list[str] | None = None
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -156,6 +193,12 @@ class CudaRuntime(Runtime):
         """See :meth:`Runtime.read`."""
         self.synchronize()
         return tensor.cpu() if tensor.is_cuda else tensor.clone()
+
+    def trim(self) -> None:
+        """See :meth:`Runtime.trim`."""
+        gc.collect()
+        self.synchronize()
+        torch.cuda.empty_cache()
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -207,13 +250,19 @@ class CudaRuntime(Runtime):
 
     def kernel(self, op: Launchable, *args: Any) -> None:
         """See :meth:`Runtime.kernel`."""
-        op.launch(op.kernel.load(), *args)
+        op.launch(op.kernel.launcher(), *args)
+        if self.capturing is not None:
+            self._note_captured(args, op)
         if self.observer.enabled:
             self._mark_launch("kernel", op.name, args, op)
 
     def run(self, name: str, *args: Any, reads: Tensors = (), writes: Tensors = ()) -> None:
         """See :meth:`Runtime.run`."""
+        if self.segments is not None and self.segments.plays(name):
+            return
         self.function(name)(*args)
+        if self.capturing is not None:
+            self._note_captured(args, (reads, writes))
         if self.observer.enabled:
             self._mark_launch("run", name, args, (reads, writes))
 
@@ -223,6 +272,8 @@ class CudaRuntime(Runtime):
         check_copy(kind, dst, src)
         to, source = (dst, src) if dst.shape == src.shape else (dst.view(-1), src.view(-1))
         to.copy_(source, non_blocking=True)
+        if self.capturing is not None:
+            self._note_captured((dst, src), ((src,), (dst,)))
         if self.observer.enabled:
             nbytes = src.numel() * src.element_size()
             self._mark(kind, self.registry.name(host), nbytes, self._names((src,)), self._names((dst,)))
@@ -249,6 +300,7 @@ class CudaRuntime(Runtime):
 
     def reset(self) -> None:
         """See :meth:`Runtime.reset`: CUDA cannot drop queued work, so it is waited for."""
+        self.segments = None
         self.current = self.main
         torch.cuda.set_stream(self.main.cuda)
         torch.cuda.synchronize(self.device)

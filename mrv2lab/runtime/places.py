@@ -43,6 +43,7 @@ class Registry:
         """Name the storage of ``tensor``."""
         storage = tensor.untyped_storage()
         key = _key(storage)
+        self._buffers.pop(key, None)  # the newest stands last
         buffer = self._buffers[key] = Buffer(name, place, storage.nbytes())
         if place is not Place.PINNED:
             self.generation += 1
@@ -57,6 +58,19 @@ class Registry:
     def find(self, tensor: torch.Tensor) -> Buffer | None:
         """The buffer that ``tensor`` is a view of, or None for memory nobody registered."""
         return self._buffers.get(_key(tensor.untyped_storage()))
+
+    @staticmethod
+    def address(tensor: torch.Tensor) -> int:
+        """Where the storage of ``tensor`` begins."""
+        return _key(tensor.untyped_storage())
+
+    def at(self, address: int) -> Buffer | None:
+        """The live buffer that begins at ``address``."""
+        return self._buffers.get(address)
+
+    def newest(self, name: str) -> int | None:
+        """The address of the live buffer that was given ``name`` last."""
+        return next((key for key, buffer in reversed(self._buffers.items()) if buffer.name == name), None)
 
     def name(self, tensor: torch.Tensor) -> str:
         """Name for reports; ``?`` where nobody registered the storage."""

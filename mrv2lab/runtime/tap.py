@@ -61,7 +61,7 @@ def tapped(rt: Runtime, tap: Tap) -> Iterator[None]:
     kernel, run, copy, publish, end_step, reset = rt.kernel, rt.run, rt._copy, rt.publish, rt.end_step, rt.reset
 
     def quiet() -> bool:
-        return tap.muted or getattr(rt, "_tape", None) is not None or rt.current.name.startswith("capture of graph ")
+        return tap.muted or rt.capturing is not None
 
     def tell_kernel(op: Launchable, *args: Any) -> None:
         if quiet():

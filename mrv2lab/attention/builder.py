@@ -1,20 +1,31 @@
-"""What an attention backend adds to the common metadata, and the choice of a backend.
+"""What an attention backend is: a builder that runs on the host once a step, and a function that runs in the decoder.
 
-A builder runs once a step and KV-cache group, on the host. It never reads a device tensor: host lengths are upper
-bounds (vLLM: ``v1/attention/backend.py``, ``AttentionMetadataBuilder``).
+A builder turns :class:`CommonAttentionMetadata` into what its function takes, one object a step and KV-cache group. It
+never reads a device tensor: host lengths are upper bounds (vLLM: ``v1/attention/backend.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from mrv2lab.config import KVGroup
 from mrv2lab.protocol import CommonAttentionMetadata
 
-if TYPE_CHECKING:
-    from mrv2lab.runtime.base import Runtime
+
+class AttentionMetadata(Protocol):
+    """One KV-cache group's part of ``ForwardInputs.attn_metadata``."""
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """[t] int64, device; -1 = write nothing."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What :meth:`AttentionBackend.attend` takes behind the caches: tensors, and host values that a graph would
+        freeze."""
 
 
 class AttentionMetadataBuilder(Protocol):
@@ -22,13 +33,38 @@ class AttentionMetadataBuilder(Protocol):
 
     name: str
 
-    def build(self, common: CommonAttentionMetadata) -> Any:
+    def build(self, common: CommonAttentionMetadata) -> AttentionMetadata:
         """The backend's metadata for this step."""
+
+
+class AttentionBackend(Protocol):
+    """Builders and the function that goes with them."""
+
+    name: str
+    full_graphs: bool
+    """Whether ``attend``, captured once for r requests of one token each, may be replayed for any lengths up to
+    max_model_len. vLLM: ``AttentionCGSupport``."""
+
+    def builder(self, group: KVGroup) -> AttentionMetadataBuilder:
+        """The builder of one KV-cache group."""
+
+    def attend(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        args: tuple[Any, ...],
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Write out [t, Hq, D] from q [t, Hq, D] and one layer's caches [num_blocks, block_size, Hk, D], which hold
+        this step's keys and values already. Runs inside a queued segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionMetadata:
-    """What ``kv_write`` and ``paged_attention`` take. The torch spec and the Triton kernel need the same."""
+    """What ``paged_attention`` takes. The torch spec and the Triton kernel need the same."""
 
     # [r + 1] int32, device
     query_start_loc: torch.Tensor
@@ -41,6 +77,11 @@ class PagedAttentionMetadata:
     # host bound; 1 = every request is a decode
     max_query_len: int
 
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """See :class:`AttentionMetadata`."""
+        return self.block_table, self.seq_lens, self.query_start_loc, self.max_query_len
+
     @classmethod
     def of(cls, common: CommonAttentionMetadata) -> PagedAttentionMetadata:
         """The fields of ``common`` that the paged ops read."""
@@ -51,11 +92,3 @@ class PagedAttentionMetadata:
             slot_mapping=common.slot_mapping,
             max_query_len=common.max_query_len,
         )
-
-
-def make_attention_builder(rt: Runtime) -> AttentionMetadataBuilder:
-    """The builder for the kernels that ``rt`` runs: torch for specs, triton for compiled and interpreted kernels."""
-    from mrv2lab.attention.torch_backend import TorchAttentionMetadataBuilder
-    from mrv2lab.attention.triton_backend import TritonAttentionMetadataBuilder
-
-    return TorchAttentionMetadataBuilder() if rt.backend == "spec" else TritonAttentionMetadataBuilder()

@@ -5,6 +5,8 @@ Counterpart in vLLM: ``v1/core/sched/async_scheduler.py``, AsyncScheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
 from mrv2lab.engine.request import Request
 from mrv2lab.engine.scheduler import Scheduler
@@ -20,24 +22,33 @@ class AsyncScheduler(Scheduler):
     """
 
     def __init__(
-        self, config: SchedulerConfig, cache: CacheConfig, spec: SpecConfig | None = None, num_groups: int = 1
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        spec: SpecConfig | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        super().__init__(config, cache, spec, num_groups)
+        super().__init__(config, cache, spec, windows)
         # One list for all: nobody writes to it.
         self._placeholder_drafts = [-1] * self.num_spec
 
-    def _update_after_schedule(self, scheduled: list[Request], output: SchedulerOutput) -> None:
-        super()._update_after_schedule(scheduled, output)
+    _promises = 1
+
+    def _count_scheduled(self, scheduled: list[Request], output: SchedulerOutput) -> None:
+        # One loop with what the synchronous scheduler counts, since this is a large part of a schedule.
         drafts = output.scheduled_draft_tokens
-        for request in scheduled:
-            if not request.is_prefill_chunk:
-                # The step samples one token more than the drafts it accepts.
-                request.num_output_placeholders += 1 + (len(drafts.get(request.req_id, ())) if drafts else 0)
-                request.spec_token_ids = self._placeholder_drafts
+        for request, n in zip(scheduled, output.num_scheduled_tokens.values(), strict=True):
+            request.num_computed_tokens = computed = request.num_computed_tokens + n
+            request.num_in_flight_tokens += n
+            placeholders = request.num_output_placeholders
+            if computed < request.num_tokens + placeholders:
+                request.is_prefill_chunk = True
+                continue
+            request.is_prefill_chunk = False
+            # The step samples one token more than the drafts it accepts.
+            request.num_output_placeholders = placeholders + 1 + (len(drafts.get(request.req_id, ())) if drafts else 0)
+            request.spec_token_ids = self._placeholder_drafts
 
     def _on_rejected(self, request: Request, num_rejected: int) -> None:
         super()._on_rejected(request, num_rejected)
         request.num_output_placeholders -= num_rejected
-
-    def _on_output(self, request: Request, num_tokens: int) -> None:
-        request.num_output_placeholders -= num_tokens

@@ -5,16 +5,22 @@ before the device wrote them, so that a request admitted in the same step can hi
 the KV of the whole batch before attention reads it, and steps run in stream order. For the same reason blocks may be
 freed and handed out again while a step that writes them is in flight.
 
-Counterpart in vLLM: ``v1/core/kv_cache_manager.py``, KVCacheManager. Every group here is full attention with the same
-block size, so their tables have equal lengths.
+All groups have the same block size, so their tables have equal lengths; blocks that a group's window has left behind
+go back to the pool, and their entries become the null block. The device's copies of these entries stay as they were:
+attention starts at the window.
+
+Counterpart in vLLM: ``v1/core/kv_cache_manager.py``, KVCacheManager, with ``kv_cache_coordinator.py``.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mrv2lab.config import CacheConfig
 from mrv2lab.engine.block_pool import Block, BlockPool, block_key
+from mrv2lab.engine.kv_groups import GroupReach
 from mrv2lab.engine.request import Request
 from mrv2lab.protocol import BlockIds
 
@@ -23,24 +29,40 @@ _NEVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The longest cached prefix: ``num_tokens`` of it, and its blocks, one list a KV-cache group. Held by nobody."""
+    """The longest cached prefix: ``num_tokens`` of it, and its blocks, one list a KV-cache group, with the null block
+    where a window does not reach. Held by nobody."""
 
     num_tokens: int
     blocks: tuple[list[Block], ...]
 
 
 class KVCacheManager:
-    """Block tables of the live requests over one :class:`BlockPool`. ``max_model_len`` in tokens."""
+    """Block tables of the live requests over one :class:`BlockPool`. Lengths in tokens.
 
-    def __init__(self, config: CacheConfig, max_model_len: int, num_groups: int = 1) -> None:
+    ``windows``: the reach of each KV-cache group (``KVGroup.window``). ``most_at_once``: computed in one step of one
+    request at most, drafts and what is promised by steps in flight included; None = ``max_model_len``.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        max_model_len: int,
+        windows: Sequence[int | None] = (None,),
+        most_at_once: int | None = None,
+    ) -> None:
+        if config.num_blocks is None:
+            raise ValueError("num_blocks is None: the worker's memory profile must have set it")
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.caching = config.enable_prefix_caching
         self.max_model_len = max_model_len
-        self.num_groups = num_groups
+        self.most_at_once = max_model_len if most_at_once is None else most_at_once
+        self.groups = tuple(GroupReach(window, config.block_size) for window in windows)
+        self.num_groups = len(self.groups)
+        self._slides = any(group.window is not None for group in self.groups)
         # req_id -> one table a group, in order of position.
         self.tables: dict[str, tuple[list[Block], ...]] = {}
-        self._no_hit = PrefixHit(0, tuple([] for _ in range(num_groups)))
+        self._no_hit = PrefixHit(0, tuple([] for _ in self.groups))
 
     @property
     def num_free_blocks(self) -> int:
@@ -54,7 +76,17 @@ class KVCacheManager:
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a request of ``num_tokens`` tokens fits into the pool when it has it alone."""
-        return self._blocks_for(num_tokens) * self.num_groups <= self.pool.num_usable
+        return self.blocks_at_most(num_tokens) <= self.pool.num_usable
+
+    def blocks_at_most(self, num_tokens: int) -> int:
+        """Blocks that a request of ``num_tokens`` tokens holds at once, over all groups, at most."""
+        return sum(group.most_blocks(num_tokens, self.most_at_once) for group in self.groups)
+
+    @property
+    def longest_fit(self) -> int:
+        """Tokens of the longest request that fits into the pool when it has it alone."""
+        usable = self.pool.num_usable
+        return bisect_right(range(1, usable * self.block_size + 1), usable, key=self.blocks_at_most)
 
     def block_ids(self, request: Request) -> BlockIds:
         """The whole table of ``request``, one fresh list a group; empty lists if it holds nothing."""
@@ -69,26 +101,55 @@ class KVCacheManager:
         """
         if not self.caching or request.needs_whole_prompt:
             return self._no_hit
-        hits: tuple[list[Block], ...] = tuple([] for _ in range(self.num_groups))
         limit = (request.num_tokens - 1) // self.block_size
-        for block_hash in request.update_block_hashes(self.block_size)[:limit]:
-            found = [self.pool.lookup(block_key(block_hash, group)) for group in range(self.num_groups)]
-            if None in found:
+        hashes = request.update_block_hashes(self.block_size)[:limit]
+        found: list[list[Block | None]] = [[] for _ in self.groups]
+        # For each group, the first of the cached blocks that end here without a gap.
+        starts = [0] * self.num_groups
+        best = 0
+        for index, block_hash in enumerate(hashes):
+            gone = False
+            for g, group in enumerate(self.groups):
+                block = self.pool.lookup(block_key(block_hash, g))
+                found[g].append(block)
+                if block is None:
+                    starts[g] = index + 1
+                    gone = gone or group.window is None
+            if gone:
                 break
-            for blocks, block in zip(hits, found, strict=True):
-                assert block is not None
-                blocks.append(block)
-        return PrefixHit(len(hits[0]) * self.block_size, hits)
+            end = index + 1
+            if not self._slides or self._reached(starts, end):
+                best = end
+        return PrefixHit(best * self.block_size, tuple(map(self._hit_blocks, self.groups, found, [best] * len(found))))
 
-    def blocks_needed(self, request: Request, num_tokens: int, hit: PrefixHit | None = None) -> int:
+    def _reached(self, starts: list[int], end: int) -> bool:
+        """Whether every group has all that a query behind ``end`` blocks sees."""
+        position = end * self.block_size
+        return all(start <= group.first_needed(position) for start, group in zip(starts, self.groups, strict=True))
+
+    def _hit_blocks(self, group: GroupReach, found: list[Block | None], end: int) -> list[Block]:
+        first = group.first_needed(end * self.block_size)
+        return [self.pool.null_block] * first + [block for block in found[first:end] if block is not None]
+
+    def blocks_needed(
+        self, request: Request, num_tokens: int, hit: PrefixHit | None = None, in_chunks: bool = False
+    ) -> int:
         """Free blocks it takes to hold ``num_tokens`` of ``request``, over all groups: new ones, and those of ``hit``
-        that are free now and would leave the free list."""
+        that are free now and would leave the free list. ``in_chunks``: not all at once, so that a sliding group lets go
+        of blocks on the way."""
         tables = self.tables.get(request.req_id)
         have = len(tables[0]) if tables is not None else 0
+        if hit is not None:
+            have += len(hit.blocks[0])
+        new = max(self._blocks_for(num_tokens) - have, 0)
+        if in_chunks and self._slides:
+            total = sum(min(new, group.most_blocks(num_tokens, self.most_at_once)) for group in self.groups)
+        else:
+            total = new * self.num_groups
         if hit is None:
-            return max(self._blocks_for(num_tokens) - have, 0) * self.num_groups
-        new = max(self._blocks_for(num_tokens) - have - len(hit.blocks[0]), 0) * self.num_groups
-        return new + sum(block.ref_cnt == 0 for blocks in hit.blocks for block in blocks)
+            return total
+        null = self.pool.null_block
+        return total + sum(b.ref_cnt == 0 and b is not null for blocks in hit.blocks for b in blocks)
 
     def allocate_slots(
         self,
@@ -101,12 +162,16 @@ class KVCacheManager:
         """Make room for ``num_new_tokens`` behind the computed (and hit) ones, plus ``lookahead`` for drafts.
 
         Returns the ids of the new blocks, one list a group (without the hits), or None, with nothing changed, if the
-        pool cannot give them. ``reserve_full_sequence``: None also if all known tokens together would not fit now.
+        pool cannot give them; what windows have left behind is let go in either case. ``reserve_full_sequence``: None
+        also if all known tokens would not fit with what is free now.
         """
+        if self._slides:
+            self._let_go(request)
         end = request.num_computed_tokens + num_new_tokens + (hit.num_tokens if hit is not None else 0)
         slots = min(end + lookahead, self.max_model_len)
-        at_once = max(slots, request.num_tokens) if reserve_full_sequence else slots
-        if self.blocks_needed(request, at_once, hit) > self.pool.num_free:
+        if self.blocks_needed(request, slots, hit) > self.pool.num_free:
+            return None
+        if reserve_full_sequence and self.blocks_needed(request, request.num_tokens, hit, True) > self.pool.num_free:
             return None
         # From here on nothing can fail.
         tables = self.tables.get(request.req_id)
@@ -114,7 +179,7 @@ class KVCacheManager:
             tables = self.tables[request.req_id] = tuple([] for _ in range(self.num_groups))
         if hit is not None:
             for table, hits in zip(tables, hit.blocks, strict=True):
-                self.pool.touch(hits)
+                self.pool.touch(self._held(hits))
                 table.extend(hits)
         new_ids: BlockIds = tuple(self._grow(table, slots) for table in tables)
         request.num_slots = len(tables[0]) * self.block_size
@@ -130,9 +195,9 @@ class KVCacheManager:
         tables = self.tables[request.req_id]
         hashes = request.update_block_hashes(self.block_size)
         for group, table in enumerate(tables):
-            # Published blocks are a prefix of the table: hits, then our own.
+            # Published blocks are a prefix of what the window has left of the table: hits, then our own.
             first = num_full
-            while first > 0 and table[first - 1].key is None:
+            while first > 0 and table[first - 1].key is None and table[first - 1] is not self.pool.null_block:
                 first -= 1
             for index in range(first, num_full):
                 self.pool.publish(table[index], block_key(hashes[index], group))
@@ -152,11 +217,33 @@ class KVCacheManager:
             if num_valid_tokens is not None:
                 for block in table[num_valid_tokens // self.block_size :]:
                     self.pool.unpublish(block)
-            self.pool.free(reversed(table))
+            self.pool.free(self._held(reversed(table)))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False while any request holds blocks."""
         return self.pool.reset_cache()
+
+    def _let_go(self, request: Request) -> None:
+        """Free the blocks that no later query of ``request`` sees, and null their entries.
+
+        The next query's position is at least computed - placeholders: of what steps in flight promised, drafts may be
+        rejected. (vLLM takes computed - in flight, which keeps a prefill chunk longer.)
+        """
+        tables = self.tables.get(request.req_id)
+        if tables is None:
+            return
+        null, position = self.pool.null_block, request.num_computed_tokens - request.num_output_placeholders
+        for group, table in zip(self.groups, tables, strict=True):
+            gone, index = [], min(group.first_needed(position), len(table))
+            while index > 0 and table[index - 1] is not null:
+                index -= 1
+                gone.append(table[index])
+                table[index] = null
+            self.pool.free(gone)
+
+    def _held(self, blocks: Iterable[Block]) -> Iterable[Block]:
+        """``blocks`` without the null block, which nobody holds."""
+        return (block for block in blocks if block is not self.pool.null_block) if self._slides else blocks
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -6,6 +6,7 @@ Counterpart in vLLM: ``v1/core/sched/scheduler.py``, Scheduler (add_request, fin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from mrv2lab.config import CacheConfig, SchedulerConfig, SpecConfig
 from mrv2lab.engine.kv_manager import KVCacheManager
@@ -18,11 +19,19 @@ class RequestLifecycle:
     """The waiting and the running requests over one pool of KV blocks; :class:`Scheduler` gives them tokens."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: CacheConfig, spec: SpecConfig | None = None, num_groups: int = 1
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        spec: SpecConfig | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        """``windows``: how far the attention of each KV-cache group reaches."""
         self.config = config
         self.num_spec = (spec or SpecConfig()).num_speculative_tokens
-        self.kv = KVCacheManager(cache, config.max_model_len, num_groups)
+        promised = (1 + self.num_spec) * config.max_concurrent_steps
+        self.kv = KVCacheManager(
+            cache, config.max_model_len, windows, config.max_num_batched_tokens + self.num_spec + promised
+        )
         self.requests: dict[str, Request] = {}
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
@@ -58,7 +67,7 @@ class RequestLifecycle:
         if not self.kv.can_ever_fit(most):
             raise ValueError(
                 f"request {req_id!r} may need {most} KV slots, the pool has "
-                f"{self.kv.pool.num_usable // self.kv.num_groups * self.kv.block_size}; "
+                f"{self.kv.longest_fit}; "
                 "lower max_tokens or raise CacheConfig.num_blocks"
             )
         request.arrival_order = self._arrivals

@@ -9,13 +9,15 @@ Counterpart in vLLM: ``v1/core/sched/scheduler.py``, Scheduler (schedule, update
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from mrv2lab.engine.lifecycle import RequestLifecycle
 from mrv2lab.engine.records import RequestUpdate, StepDraft
-from mrv2lab.engine.request import Request, RequestStatus
+from mrv2lab.engine.request import FinishReason, Request, RequestStatus
 from mrv2lab.engine.request_queue import priority_key
 from mrv2lab.protocol import BlockIds, ContinuedData, ModelRunnerOutput, RequestData, SchedulerOutput
 
@@ -25,7 +27,7 @@ class Scheduler(RequestLifecycle):
 
     Requests are admitted first come, first served, or by priority (never by preempting a running one); a dry pool
     preempts the last (or the lowest) running request, which is computed again from the start. All loops over requests
-    in the steady decode are plain: no call per request but the hooks of :class:`AsyncScheduler` and ``append_output``.
+    in the steady decode are plain: no call per request.
     """
 
     def update_draft_token_ids(self, drafts: Mapping[str, list[int]]) -> None:
@@ -34,6 +36,9 @@ class Scheduler(RequestLifecycle):
             request = self.requests.get(req_id)
             if request is not None and request.status is RequestStatus.RUNNING:
                 request.spec_token_ids = [] if request.is_prefill_chunk else tokens[: self.num_spec]
+
+    _promises = 0
+    """Placeholders that a schedule counts for each token to come, taken back when it comes."""
 
     # -- schedule ------------------------------------------------------------------------------------------------------
 
@@ -54,9 +59,9 @@ class Scheduler(RequestLifecycle):
             step=self.step,
             new=step.new,
             continued=ContinuedData(
-                [r.req_id for r in continued],
-                np.array([r.num_computed_tokens for r in continued], np.int32),
-                np.array([r.num_tokens - r.num_prompt_tokens + r.num_output_placeholders for r in continued], np.int32),
+                list(num_scheduled)[: len(continued)],
+                _int32([r.num_computed_tokens for r in continued]),
+                _int32([r.num_tokens - r.num_prompt_tokens + r.num_output_placeholders for r in continued]),
                 step.new_blocks,
             ),
             resumed=step.resumed,
@@ -76,8 +81,9 @@ class Scheduler(RequestLifecycle):
         num_spec, last_position = self.num_spec, self.config.max_model_len - 1
         num_scheduled, continued = step.num_scheduled, step.continued
         cap = self._chunk_cap()
+        budget = step.budget  # written back where somebody else reads it
         for request in tuple(self.running):
-            if step.budget <= 0:
+            if budget <= 0:
                 break
             if step.preempted and request.status is not RequestStatus.RUNNING:
                 continue
@@ -86,8 +92,11 @@ class Scheduler(RequestLifecycle):
                 # One token is missing, and the step in flight yields at least one.
                 self._decide("last_token", request, 0, 0)
                 continue
-            wanted = request.num_tokens + len(request.spec_token_ids) + placeholders - computed
-            n = min(wanted, cap, step.budget, last_position - computed) if wanted > 1 else wanted
+            wanted = request.num_tokens + placeholders - computed
+            drafts = request.spec_token_ids
+            if drafts:
+                wanted += len(drafts)
+            n = min(wanted, cap, budget, last_position - computed) if wanted > 1 else wanted
             if n <= 0 or computed >= last_position:
                 continue
             if n < wanted:
@@ -95,7 +104,9 @@ class Scheduler(RequestLifecycle):
             end = computed + n
             # The steady decode does no block work: its slots are there and no block becomes full.
             if end + num_spec > request.num_slots:
+                step.budget = budget
                 new_blocks = self._allocate_or_preempt(request, n, step)
+                budget = step.budget
                 if new_blocks is None:
                     break
                 if new_blocks[0]:
@@ -104,12 +115,13 @@ class Scheduler(RequestLifecycle):
                 self.kv.cache_blocks(request, end)
             num_scheduled[request.req_id] = n
             continued.append(request)
-            step.budget -= n
-            if request.spec_token_ids:
+            budget -= n
+            if drafts:
                 num_drafts = end - request.num_tokens - placeholders
                 if num_drafts > 0:
-                    step.drafts[request.req_id] = request.spec_token_ids[:num_drafts]
+                    step.drafts[request.req_id] = drafts[:num_drafts]
                 request.spec_token_ids = []
+        step.budget = budget
 
     def _allocate_or_preempt(self, request: Request, n: int, step: StepDraft) -> BlockIds | None:
         """Blocks for ``request``, others preempted until there are some; None if it had to be preempted itself."""
@@ -189,14 +201,18 @@ class Scheduler(RequestLifecycle):
         return self.config.max_num_batched_tokens if alone or not threshold else threshold
 
     def _update_after_schedule(self, scheduled: list[Request], output: SchedulerOutput) -> None:
-        """Count the scheduled tokens as computed (optimistically) and in flight, and start the next step's sets."""
+        """Count the scheduled tokens, and start the next step's sets."""
+        self._count_scheduled(scheduled, output)
+        self._in_flight.append((self.step, scheduled))
+        self.step += 1
+        self._finished, self._preempted = set(), set()
+
+    def _count_scheduled(self, scheduled: list[Request], output: SchedulerOutput) -> None:
+        """The scheduled tokens are computed (optimistically) and in flight."""
         for request, n in zip(scheduled, output.num_scheduled_tokens.values(), strict=True):
             request.num_computed_tokens = computed = request.num_computed_tokens + n
             request.num_in_flight_tokens += n
             request.is_prefill_chunk = computed < request.num_tokens + request.num_output_placeholders
-        self._in_flight.append((self.step, scheduled))
-        self.step += 1
-        self._finished, self._preempted = set(), set()
 
     # -- update --------------------------------------------------------------------------------------------------------
 
@@ -214,19 +230,15 @@ class Scheduler(RequestLifecycle):
                 f"{scheduler_output.step} with output {model_runner_output.step}"
             )
         num_scheduled, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_draft_tokens
-        sampled = dict(zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True))
-        if sampled.keys() != num_scheduled.keys():
-            raise ValueError(
-                f"step {scheduler_output.step}: the runner's requests differ from the scheduled ones in "
-                f"{sorted(sampled.keys() ^ num_scheduled.keys())}"
-            )
+        sampled = _in_order(model_runner_output, num_scheduled)
         errors = model_runner_output.errors
+        is_plain = not errors and not drafts
         updates: list[RequestUpdate] = []
+        new = tuple.__new__  # half the time of the named tuple's own
         any_finished = False
-        for request, n in zip(self._in_flight.popleft()[1], num_scheduled.values(), strict=True):
+        for request, n, tokens in zip(self._in_flight.popleft()[1], num_scheduled.values(), sampled, strict=True):
             req_id = request.req_id
-            tokens = sampled[req_id]
-            request.num_in_flight_tokens -= n
+            request.num_in_flight_tokens = in_flight = request.num_in_flight_tokens - n
             if request.finish_reason is not None:
                 self.stats.wasted_rows += bool(tokens)
                 continue
@@ -236,6 +248,21 @@ class Scheduler(RequestLifecycle):
                 updates.append(RequestUpdate(req_id, [], "error"))
                 continue
             stale = request.num_stale_output_tokens
+            if is_plain and not stale and len(tokens) == 1:
+                # The steady decode: what follows below, for one token and without a call.
+                request.num_output_placeholders -= self._promises
+                request.all_token_ids.append(tokens[0])
+                request.num_tokens = known = request.num_tokens + 1
+                if request.num_computed_tokens - in_flight >= request.next_hash_at:
+                    self.kv.cache_blocks(request, request.num_computed_tokens - in_flight)
+                if tokens[0] in request.stop_set or known >= request.max_total_tokens:
+                    any_finished = True
+                    end: FinishReason = "stop" if tokens[0] in request.stop_set else "length"
+                    self._finish(request, end)
+                    updates.append(RequestUpdate(req_id, tokens, end))
+                else:
+                    updates.append(new(RequestUpdate, (req_id, tokens, None)))
+                continue
             if stale:
                 request.num_stale_output_tokens = stale - n
             if not tokens:
@@ -247,7 +274,7 @@ class Scheduler(RequestLifecycle):
                 if num_accepted < num_drafts and not stale:
                     self._on_rejected(request, num_drafts - num_accepted)
             if not stale:
-                self._on_output(request, len(tokens))
+                request.num_output_placeholders -= self._promises * len(tokens)
             reason = None
             for kept, token in enumerate(tokens, 1):
                 reason = request.append_output(token)
@@ -270,13 +297,28 @@ class Scheduler(RequestLifecycle):
         """The schedule counted ``num_rejected`` drafts as computed which turned out wrong."""
         request.num_computed_tokens -= num_rejected
 
-    def _on_output(self, request: Request, num_tokens: int) -> None:
-        """``num_tokens`` tokens of a step that still counts came back, before they are appended."""
-
     def _explain_wait(self, request: Request, num_tokens: int, num_hits: int) -> None:
         hit = self.kv.get_computed_blocks(request)
         needed, free = self.kv.blocks_needed(request, num_tokens + self.num_spec, hit), self.kv.num_free_blocks
         kind = "no_blocks"
         if needed <= free:
-            kind, needed = "full_sequence", self.kv.blocks_needed(request, request.num_tokens, hit)
+            kind, needed = "full_sequence", self.kv.blocks_needed(request, request.num_tokens, hit, in_chunks=True)
         self._decide(kind, request, needed, free)
+
+
+def _int32(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32[len(values)], at half the cost of ``np.array``."""
+    return np.frombuffer(array("i", values), np.int32)
+
+
+def _in_order(output: ModelRunnerOutput, num_scheduled: Mapping[str, int]) -> list[list[int]]:
+    """The sampled tokens in the order of the schedule. Raises ``ValueError`` where the requests are others."""
+    if output.req_ids == list(num_scheduled):
+        return output.sampled_token_ids
+    sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
+    if sampled.keys() != num_scheduled.keys():
+        raise ValueError(
+            f"step {output.step}: the runner's requests differ from the scheduled ones in "
+            f"{sorted(sampled.keys() ^ num_scheduled.keys())}"
+        )
+    return [sampled[req_id] for req_id in num_scheduled]

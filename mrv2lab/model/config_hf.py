@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from mrv2lab.config import ARCHITECTURES, DType, ModelConfig
+from mrv2lab.config import ARCHITECTURES, DType, LayerType, ModelConfig
 from mrv2lab.model.errors import CheckpointError, listed
 
 Json = dict[str, Any]
 
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_MODEL_TYPE = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+_MODEL_TYPE = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
-_DEFAULT_LENGTH = {"LlamaForCausalLM": 2048, "Qwen3ForCausalLM": 32_768}
+_DEFAULT_LENGTH = {"LlamaForCausalLM": 2048, "MistralForCausalLM": 131_072, "Qwen3ForCausalLM": 32_768}
+_DEFAULT_WINDOW = {"MistralForCausalLM": 4096, "Qwen3ForCausalLM": 4096}
+_DEFAULT_FULL_LAYERS = 28
+"""Qwen3's ``max_window_layers``: that many layers at the bottom do not slide."""
 
 
 def read_json(path: Path) -> Json:
@@ -62,6 +65,7 @@ def config_from_hf(hf: Json, *, name: str = "model", source: str = "config.json"
     eos = hf.get("eos_token_id")
     stored = hf.get("dtype") or hf.get("torch_dtype")
     try:
+        window, layer_types = sliding_layers(hf, architecture)
         return ModelConfig(
             name=name,
             architecture=architecture,
@@ -79,9 +83,39 @@ def config_from_hf(hf: Json, *, name: str = "model", source: str = "config.json"
             qk_norm=ARCHITECTURES[architecture],
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
             dtype=cast(DType, stored) if stored in get_args(DType) else "float32",
+            sliding_window=window,
+            layer_types=layer_types,
         )
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{source}: {error}") from error
+
+
+def sliding_layers(hf: Json, architecture: str) -> tuple[int | None, tuple[LayerType, ...]]:
+    """``ModelConfig.sliding_window`` and ``layer_types``, which are (None, ()) where no layer slides.
+
+    As transformers reads them: in Qwen3 ``use_sliding_window`` switches it on, for the layers that ``layer_types``
+    names or, without it, from ``max_window_layers`` up; in Mistral every layer slides unless ``sliding_window`` is
+    null. A Llama slides where ``layer_types`` says so (as in vLLM; transformers ignores it). Raises ``ValueError``.
+    """
+    window = hf.get("sliding_window", _DEFAULT_WINDOW.get(architecture))
+    kinds: list[Any] | None = hf.get("layer_types")
+    if not hf.get("use_sliding_window", architecture != "Qwen3ForCausalLM"):
+        window = None
+    if window is not None and kinds is None:
+        layers = hf["num_hidden_layers"]
+        if architecture == "LlamaForCausalLM":
+            raise ValueError(f"sliding-window attention ({window}) of which layers? a Llama's layer_types says so")
+        full = 0
+        if architecture == "Qwen3ForCausalLM":
+            full = min(hf.get("max_window_layers", _DEFAULT_FULL_LAYERS), layers)
+        kinds = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+    if kinds is None or all(kind == "full_attention" for kind in kinds):
+        return None, ()
+    if window is None:
+        raise ValueError(f"sliding-window attention in layer_types {kinds}, but sliding_window is null or not in use")
+    if all(kind == "sliding_attention" for kind in kinds):
+        return window, ()
+    return window, tuple(kinds)
 
 
 def unsupported_features(hf: Json) -> list[str]:
@@ -95,9 +129,6 @@ def unsupported_features(hf: Json) -> list[str]:
     if partial != 1.0:
         problems.append(f"partial_rotary_factor {partial}")
     problems += [f"{key} true" for key in ("attention_bias", "mlp_bias") if hf.get(key)]
-    sliding = hf.get("use_sliding_window", hf.get("sliding_window") is not None)
-    if sliding or any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
-        problems.append("sliding-window attention")
     if hf.get("hidden_act", "silu") not in ("silu", "swish"):
         problems.append(f"hidden_act {hf['hidden_act']!r} (silu only)")
     if hf.get("quantization_config"):
@@ -106,7 +137,16 @@ def unsupported_features(hf: Json) -> list[str]:
 
 
 def config_to_hf(config: ModelConfig) -> Json:
-    """A ``config.json`` that ``config_from_hf`` and transformers 5 read back to the same decoder."""
+    """A ``config.json`` that ``config_from_hf`` and transformers 5 read back to the same decoder (a Llama whose layers
+    slide apart, which transformers does not have)."""
+    slides = {layer for group in config.kv_groups if group.window is not None for layer in group.layers}
+    kinds = ["sliding_attention" if i in slides else "full_attention" for i in range(config.num_hidden_layers)]
+    sliding: Json = {}
+    if slides:
+        sliding = {"sliding_window": config.sliding_window, "use_sliding_window": True, "layer_types": kinds}
+    if config.architecture == "MistralForCausalLM" and len(set(kinds)) == 1:
+        # transformers takes 4096 for what is left out, and knows no layer_types there.
+        sliding = {"sliding_window": config.sliding_window if slides else None}
     return {
         "architectures": [config.architecture],
         "model_type": _MODEL_TYPE[config.architecture],
@@ -126,4 +166,4 @@ def config_to_hf(config: ModelConfig) -> Json:
         "attention_bias": False,
         "eos_token_id": list(config.eos_token_ids) or None,
         "dtype": config.dtype,
-    }
+    } | sliding

@@ -14,7 +14,7 @@ from tests.engine.harness import make_request
 
 
 def manager(num_blocks: int = 8, block_size: int = 4, groups: int = 1, caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_blocks, block_size, caching), max_model_len=64, num_groups=groups)
+    return KVCacheManager(CacheConfig(num_blocks, block_size, caching), max_model_len=64, windows=(None,) * groups)
 
 
 def snapshot(kv: KVCacheManager) -> object:

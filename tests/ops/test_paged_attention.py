@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
-from mrv2lab.ops.paged_attention import paged_attention
-from tests.ops.backends import BACKENDS, Apply, caught, implementation, mutant, poisoned
+from mrv2lab.ops.paged_attention import Tiling, paged_attention
+from tests.ops.attention import SCALE, SPARE, Batch, inputs
+from tests.ops.backends import BACKENDS, INTERPRET, Apply, caught, implementation, mutant, poisoned
 from tests.ops.floats import assert_near, randn, skip_if_unfaithful
-
-SCALE = 0.4
-SPARE = 64
-"""Rows behind the batch, so that a mutant that writes past the end is caught and not a crash."""
-
-
-@dataclass
-class Batch:
-    """Requests as (query tokens, sequence length), the last ``padding`` of them without queries."""
-
-    requests: list[tuple[int, int]]
-    heads: tuple[int, int] = (4, 2)
-    head_dim: int = 16
-    block_size: int = 8
-    dtype: torch.dtype = torch.float32
-    padding: int = 0
 
 
 def check_batch(apply: Apply, batch: Batch) -> None:
-    """Keys and values live in shuffled blocks of a pool that is NaN elsewhere; block 0 is NaN throughout."""
-    (hq, hk), size = batch.heads, batch.block_size
-    lengths = [length for _, length in batch.requests] + [0] * batch.padding
-    queries = [count for count, _ in batch.requests] + [0] * batch.padding
-    starts = torch.tensor([0, *queries]).cumsum(0)
-    t = int(starts[-1])
-    blocks = [-(-length // size) for length in lengths]
-    width = max(blocks) + 1
-    order = (torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)) + 1).tolist()
-    table = torch.full((len(lengths), width), 2**30, dtype=torch.int32)  # unused entries point nowhere
-    caches = [poisoned(sum(blocks) + 1, size, hk, batch.head_dim, dtype=batch.dtype) for _ in range(2)]
-    q = randn(t + SPARE, hq, batch.head_dim, dtype=batch.dtype)
-    want = torch.empty(t, hq, batch.head_dim, dtype=torch.float64)
-    for j, (count, length) in enumerate(zip(queries, lengths, strict=True)):
-        keys, values = (randn(length, hk, batch.head_dim, dtype=batch.dtype, seed=10 * j + s) for s in (1, 2))
-        for block in range(blocks[j]):
-            table[j, block] = order.pop()
-            for cache, rows in zip(caches, (keys, values), strict=True):
-                part = rows[block * size : (block + 1) * size]
-                cache[int(table[j, block]), : len(part)] = part
-        for i in range(count):
-            seen = length - count + i + 1
-            for head in range(hq):
-                kv = head // (hq // hk)
-                scores = keys[:seen, kv].double() @ q[starts[j] + i, head].double() * SCALE
-                want[starts[j] + i, head] = torch.softmax(scores, 0) @ values[:seen, kv].double()
-    out = poisoned(t + SPARE, hq, batch.head_dim, dtype=batch.dtype)
-    seq_lens = torch.tensor(lengths, dtype=torch.int32)
-    apply(out, q, *caches, table, seq_lens, starts.to(torch.int32), max([*queries, 1]), SCALE)
-    assert out[:t].isfinite().all()
-    assert_near(out[:t], want, times=4)
-    assert out[t:].isnan().all()  # rows of no request are not written
+    """Against float64; rows of no request stay as they are."""
+    b = inputs(batch)
+    out = poisoned(*b.q.shape, dtype=batch.dtype)
+    meta = (b.block_table, b.seq_lens, b.query_start_loc, b.max_query_len)
+    apply(out, b.q, *b.caches, *meta, SCALE, batch.window)
+    t = len(b.want)
+    assert len(out) == t + SPARE
+    live = ~b.want[:, 0, 0].isnan()
+    assert out[:t][live].isfinite().all()
+    assert_near(out[:t][live], b.want[live], times=4)
+    assert out[:t][~live].isnan().all()
+    assert out[t:].isnan().all()
 
 
 MIXED = [(1, 9), (11, 11), (1, 1), (3, 20), (17, 21), (1, 16), (2, 2)]
@@ -69,6 +32,11 @@ MIXED = [(1, 9), (11, 11), (1, 1), (3, 20), (17, 21), (1, 16), (2, 2)]
 def check_mixed(apply: Apply) -> None:
     check_batch(apply, Batch(MIXED[:4]))
     check_batch(apply, Batch([(1, 9), (1, 3)]))
+
+
+def check_windows(apply: Apply) -> None:
+    for window in (1, 5, 8, 40):
+        check_batch(apply, Batch([(1, 70), (20, 40), (1, 1)], window=window))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,7 +71,7 @@ def test_batches(backend, requests):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("requests", [[(1, 9), (1, 3)], [(4, 9), (1, 3)]], ids=["decodes", "mixed"])
+@pytest.mark.parametrize("requests", [[(1, 9), (1, 3), (1, 0)], [(4, 9), (1, 0), (1, 3)]], ids=["decodes", "mixed"])
 def test_padding_requests(backend, requests):
     """A graph's batch ends in requests without queries or keys (#29: their tables may hold anything)."""
     check_batch(implementation(paged_attention, backend), Batch(requests, padding=3))
@@ -114,6 +82,36 @@ def test_padding_requests(backend, requests):
 def test_half_precision(backend, dtype):
     skip_if_unfaithful(backend, dtype)
     check_batch(implementation(paged_attention, backend), Batch(MIXED[:4], dtype=dtype, head_dim=64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [1, 7, 8, 9, 16, 33, 64, 1000])
+@pytest.mark.parametrize("requests", [[(1, 70), (1, 3), (1, 33)], [(40, 70), (1, 9), (5, 5)]], ids=["decodes", "mixed"])
+def test_windows(backend, requests, window):
+    check_batch(implementation(paged_attention, backend), Batch(requests, heads=(2, 1), window=window))
+
+
+@pytest.mark.parametrize("backend", [BACKENDS[2]])
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_long_batches(backend, head_dim, group, block_size, window):
+    requests = [(1, 1), (1024, 1024), (1, 3000), (100, 1100), (16, 16), (5, 2049), (1, 17)]
+    batch = Batch(requests, (2 * group, 2), head_dim, block_size, torch.bfloat16, padding=2, window=window)
+    check_batch(implementation(paged_attention, backend), batch)
+
+
+@pytest.mark.parametrize("backend", [INTERPRET, BACKENDS[2]])
+@pytest.mark.parametrize(
+    "tiling",
+    [Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 2, plain_tiles=False), Tiling(32, 32, 4, 3), Tiling(64, 16, 4, 2)],
+    ids=str,
+)
+def test_tilings(backend, tiling, monkeypatch):
+    monkeypatch.setattr("mrv2lab.ops.paged_attention.tiling", lambda *shape: tiling)
+    apply = implementation(paged_attention, backend)
+    check_batch(apply, Batch([(40, 70), (1, 50), (9, 9)], (4, 2), 16, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -128,7 +126,7 @@ def test_batch_composition_does_not_matter(backend):
         table = torch.tensor([[2, 1, 0], [3, 1, 2]], dtype=torch.int32)[: len(counts)]
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        apply(out, q[: sum(counts)], cache, cache, table, lens, starts, max(counts), SCALE)
+        apply(out, q[: sum(counts)], cache, cache, table, lens, starts, max(counts), SCALE, 0)
         rows.append(out[0])
     assert_near(rows[1], rows[0].double())
     assert_near(rows[2], rows[0].double())
@@ -140,30 +138,47 @@ def test_batch_composition_does_not_matter(backend):
         ("(lens - m + torch.arange", "(lens + torch.arange"),
         ("        scale=scale,\n", ""),
         ("row[length:] = 0 ", "pass "),
-        ("used].masked_fill(past, 0)", "used]"),
+        ("row[:first] = 0", "pass"),
+        ("masked_fill(unused, 0)", "masked_fill(begin < 0, 0)"),
         (
             "q.float().transpose(1, 2),",
             "q.float().view(b, m, -1, key_cache.shape[2], q.shape[3]).transpose(2, 3).flatten(2, 3).transpose(1, 2),",
         ),
         ("out[rows] =", "out[rows.start + 1 : rows.stop + 1] ="),
+        ("key > position - window", "key >= position - window"),
     ],
-    ids=["not causal", "no scale", "NaN read", "table past the end", "head mapping", "row offset"],
+    ids=[
+        "not causal",
+        "no scale",
+        "NaN read",
+        "NaN read before the window",
+        "table past the end",
+        "head mapping",
+        "row offset",
+        "window one too long",
+    ],
 )
 def test_mutants_of_the_spec(old, new, tmp_path):
-    assert caught(check_mixed, implementation(mutant(paged_attention, old, new, tmp_path), "spec"))
+    apply = implementation(mutant(paged_attention, old, new, tmp_path), "spec")
+    assert caught(check_mixed, apply) or caught(check_windows, apply)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("<= (context + query)[:, None]", "< (context + query)[:, None]"),
-        ("<= (context + query)[:, None]", "<= query[:, None]"),
+        ("<= position[:, None])", "< position[:, None])"),
+        ("position = context + query", "position = query"),
         ("score_scale = scale *", "score_scale ="),
         ("kv_mask = inside[:, None] & (d < D)[None, :]", "kv_mask = (n[:, None] >= 0) & (d < D)[None, :]"),
         ("head = kv_head * GROUP + m % GROUP", "head = kv_head + (m % GROUP) * 2"),
         ("& (query < query_len)", ""),
         ("acc * shrink[:, None]", "acc"),
         ("first + BLOCK_Q, query_len), 0)", "first + 1, query_len), 0)"),
+        ("(context + first + 1) // TILE * TILE, 0)", "end // TILE * TILE, 0)"),
+        ("> (position - window)[:, None]", ">= (position - window)[:, None]"),
+        ("context + first - window + 1, 0)", "context + first - window + 1 + TILE, 0)"),
+        ("inside & (n > tl.min(position, axis=0) - window)", "inside"),
+        ("if WINDOWED else new_best", "if MASKED and not WINDOWED else new_best"),
     ],
     ids=[
         "own key unseen",
@@ -174,11 +189,16 @@ def test_mutants_of_the_spec(old, new, tmp_path):
         "rows past the end",
         "no rescaling",
         "keys cut",
+        "plain tile not whole",
+        "window one too long",
+        "window begins late",
+        "NaN read before the window",
+        "nothing seen yet",
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_mutants_of_the_kernel(old, new, tmp_path):
     pytest.importorskip("triton")
     apply = implementation(mutant(paged_attention, old, new, tmp_path), "interpret")
-    long = Batch([(3, 70), (1, 9)])
-    assert caught(check_mixed, apply) or caught(lambda f: check_batch(f, long), apply)
+    long = Batch([(3, 70), (40, 100)], dtype=torch.float16)
+    assert caught(check_mixed, apply) or caught(lambda f: check_batch(f, long), apply) or caught(check_windows, apply)

@@ -1,0 +1,194 @@
+"""The KV cache's size follows from a measured profile; one block more is refused with the reason, not with an OOM."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import mrv2lab.engine.kv_cache_config as kv_cache_config
+import mrv2lab.engine.warm_up as warm_up
+import mrv2lab.runtime.device_memory as device_memory
+from mrv2lab.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
+from mrv2lab.engine.engine import Engine
+from mrv2lab.engine.kv_cache_config import largest_num_blocks, resolve_kv_cache
+from mrv2lab.engine.kv_layout import kv_bytes_per_block
+from mrv2lab.protocol import SamplingParams
+from mrv2lab.runner.profile_memory import MemoryProfile, size_words
+from mrv2lab.runtime import make_runtime
+from mrv2lab.runtime.places import Place
+from tests.engine.small import MODEL, small_engine
+
+MIB = 1 << 20
+RUNNERS = ("mrv2", "v1")
+
+
+def engine_of(megabytes: float, **options: Any) -> Engine:
+    """On a device of that much memory; few tokens a step, so that little of it is gone."""
+    sizes = {"max_num_batched_tokens": 64, "memory_bytes": int(megabytes * MIB), "progress": False}
+    return small_engine(**sizes | {"num_blocks": None} | options)
+
+
+@pytest.fixture(autouse=True)
+def few_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up of the batches of one request, where what it allocates is of no interest."""
+    if "mixed_workload" not in request.node.name and not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(warm_up, "COUNTS", (1,))
+        monkeypatch.setattr(warm_up, "_dummy_shapes", lambda config: [])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_the_profile_leaves_is_the_kv_cache(runner: str) -> None:
+    with engine_of(8, runner=runner) as engine:
+        found, rt = engine.worker.kv_cache_config, engine.rt
+        profile = found.profile
+        assert profile is not None and profile.total == 8 * MIB
+        assert found.num_blocks == engine.config.cache.num_blocks == len(engine.scheduler.kv.pool.blocks)
+        kv = sum(cache.nbytes for pair in engine.worker.kv_caches for cache in pair)
+        assert kv == found.nbytes == found.num_blocks * kv_bytes_per_block(engine.config)
+        assert [cache.shape[0] for pair in engine.worker.kv_caches for cache in pair] == [found.num_blocks] * 2
+        # Everything on the device: inside the budget, and with one block more outside of it.
+        used = rt.registry.nbytes(Place.DEVICE)
+        assert used == kv + profile.tensors
+        assert used <= profile.budget < used + found.bytes_per_block
+        assert engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].finished
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_mixed_workload_needs_no_more_than_the_profile_found(runner: str) -> None:
+    with engine_of(8, runner=runner) as engine:
+        used = engine.rt.registry.nbytes(Place.DEVICE)
+        wishes: list[dict[str, Any]] = [
+            {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 5},
+            {"prompt_logprobs": 1, "min_p": 0.1, "temperature": 0.5},
+        ]
+        engine.generate([[1, 2, 3, 4]] * 2, [SamplingParams(max_tokens=5, **wish) for wish in wishes])
+        engine.rt.synchronize()
+        more = engine.rt.registry.nbytes(Place.DEVICE) - used
+        assert more < 4096, "but for a few rows of staged diffs"
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_one_block_more_is_refused(runner: str) -> None:
+    with engine_of(8, runner=runner) as engine:
+        most = engine.config.cache.num_blocks
+    assert most is not None
+    with engine_of(8, runner=runner, num_blocks=most) as engine:
+        assert engine.config.cache.num_blocks == most
+    with pytest.raises(ValueError, match=f"num_blocks={most + 1:,} take .* at most {most:,} blocks fit") as caught:
+        engine_of(8, runner=runner, num_blocks=most + 1)
+    text = str(caught.value)
+    assert f"Use num_blocks={most} or less" in text and "num_blocks=None" in text and "MiB" in text
+
+
+def test_a_utilisation_that_leaves_no_block_names_the_smallest_that_would_do() -> None:
+    with pytest.raises(ValueError, match="leaves no KV block") as caught:
+        engine_of(8, gpu_memory_utilization=0.001)
+    share = float(re.findall(r"use gpu_memory_utilization=([0-9.]+)", str(caught.value))[0])
+    with engine_of(8, gpu_memory_utilization=share) as engine:
+        assert (engine.config.cache.num_blocks or 0) >= 2
+    with pytest.raises(ValueError, match="leaves no KV block"):
+        engine_of(8, gpu_memory_utilization=share - 0.002)
+    with pytest.raises(ValueError, match="no utilisation would do: use a smaller model"):
+        engine_of(0.05)
+
+
+def test_a_small_pool_is_not_measured() -> None:
+    with small_engine() as engine:
+        assert engine.worker.kv_cache_config.profile is None and engine.worker.warmed_up is None
+        assert str(engine.worker.kv_cache_config) == "17 blocks of 4 tokens, 256 B each, 4.2 KiB"
+
+
+def test_the_profile_has_every_part() -> None:
+    profile = MemoryProfile(1000, 0.9, tensors=300, other=100, step_peak=50, graphs=25)
+    assert (profile.budget, profile.needed, profile.available) == (900, 475, 425)
+    assert sum(profile.parts().values()) == 1000
+    assert "KV cache 425 B" in str(profile) and "left alone 100 B" in str(profile)
+    assert MemoryProfile(1000, 0.4, 300, 100, 50, 25).available == -75
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (139 << 30, "139.0 GiB"), (2 << 50, "2048.0 TiB")],
+)
+def test_sizes_in_words(nbytes: int, words: str) -> None:
+    assert size_words(nbytes) == words
+
+
+def config_of(**cache: Any) -> EngineConfig:
+    return EngineConfig(MODEL, CacheConfig(block_size=4, **cache), SchedulerConfig(max_model_len=48), RunnerConfig())
+
+
+@pytest.mark.parametrize("page", [1, 64, 100, 4096, 2 * MIB])
+@pytest.mark.parametrize("available", [0, 255, 256, 511, 512, 100_000, 5 * MIB])
+def test_tensors_are_rounded_as_the_allocator_rounds_them(
+    page: int, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache_config, "page_bytes", lambda rt: page)
+    config, rt = config_of(), make_runtime(RunnerConfig(device="cpu"))
+    most, one = largest_num_blocks(config, rt, available), kv_bytes_per_block(config)
+    assert one == 256, "two tensors"
+    want = max(n for n in range(available // one + 1) if n == 0 or 2 * page * -(-n * one // 2 // page) <= available)
+    assert most == want
+
+
+def test_a_pool_that_takes_half_of_what_is_free_is_measured() -> None:
+    rt = make_runtime(RunnerConfig(device="cpu"))
+    measured: list[int] = []
+
+    def profile() -> MemoryProfile:
+        measured.append(1)
+        return MemoryProfile(100_000, 1.0, 0, 0, 0, 0)
+
+    config = config_of(num_blocks=195, memory_bytes=100_000, gpu_memory_utilization=1.0)
+    assert resolve_kv_cache(config, rt, profile).profile is None and not measured
+    config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=196))
+    assert resolve_kv_cache(config, rt, profile).profile is not None and measured
+
+
+def test_without_a_size_a_cpu_gives_a_quarter_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "physical_memory", lambda: 32 * MIB)
+    with engine_of(1, memory_bytes=None) as engine:
+        profile = engine.worker.kv_cache_config.profile
+        assert profile is not None and profile.total == 8 * MIB
+
+
+@pytest.mark.parametrize("memory_bytes", [0, -1, 1.5, True])
+def test_no_memory_is_refused(memory_bytes: Any) -> None:
+    with pytest.raises(ValueError, match="memory_bytes must be a positive integer"):
+        CacheConfig(memory_bytes=memory_bytes)
+
+
+def test_a_block_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant that forgets the weights and tables."""
+    monkeypatch.setattr(MemoryProfile, "needed", property(lambda self: self.other))
+    with engine_of(8) as engine:
+        profile = engine.worker.kv_cache_config.profile
+        assert profile is not None
+        assert engine.rt.registry.nbytes(Place.DEVICE) > profile.budget
+
+
+@pytest.mark.gpu
+def test_no_out_of_memory_at_the_computed_size() -> None:
+    """A few hundredths of the GPU, which a mixed workload does not leave."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    model = dataclasses.replace(MODEL, num_hidden_layers=4, **heads)
+    options = {"max_num_reqs": 4, "max_num_batched_tokens": 64, "max_model_len": 48, "block_size": 64}
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    options |= {"device": "cuda", "progress": False, "gpu_memory_utilization": (total - free) / total + 0.03}
+    with Engine(model, num_blocks=None, **options) as engine:
+        profile, most = engine.worker.kv_cache_config.profile, engine.config.cache.num_blocks
+        assert profile is not None and most is not None and most > 100
+        wish = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9, repetition_penalty=1.2, logprobs=5)
+        assert all(output.finished for output in engine.generate([[1, 2, 3]] * 4, [wish] * 4))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        assert total - free <= profile.budget
+    del engine
+    with pytest.raises(ValueError, match="blocks fit"):
+        Engine(model, num_blocks=2 * most, **options)

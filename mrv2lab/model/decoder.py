@@ -4,6 +4,12 @@
 
 A segment is the unit of deferral, of a tape and of piecewise graph capture: attention alone depends on the batch's
 composition, the others on its token count only. Weights are constants of the segment's function.
+
+    before_attention    norm, qkv product
+    attention           q/k norm, rotary, KV write; then the attention backend
+    after_attention     output product, norm, gate and up products, SwiGLU's gate, down product
+
+Which kernels do that is products.py's choice.
 """
 
 from __future__ import annotations
@@ -13,15 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mrv2lab.attention.builder import AttentionBackend
+from mrv2lab.attention.create import make_backend
 from mrv2lab.config import ModelConfig
 from mrv2lab.model.names import EMBED, FINAL_NORM, LM_HEAD, check_shapes, layer_name
+from mrv2lab.model.products import Products, Weight
 from mrv2lab.model.rope import rope_table
-from mrv2lab.ops.add_rms_norm import add_rms_norm
-from mrv2lab.ops.kv_write import kv_write
-from mrv2lab.ops.paged_attention import paged_attention
-from mrv2lab.ops.rms_norm import rms_norm
-from mrv2lab.ops.rotary import rotary
-from mrv2lab.ops.silu_mul import silu_mul
+from mrv2lab.ops.rotary_kv_write import rotary_kv_write
 from mrv2lab.protocol import ForwardInputs
 
 if TYPE_CHECKING:
@@ -36,7 +40,9 @@ class Decoder:
 
     ``weights`` are host tensors by Hugging Face's names (``model/names.py``) in ``config.dtype``; they are fused
     (q, k, v; gate, up) and adopted by ``rt``, so the caller may drop them. ``prefix`` keeps the segment names of two
-    decoders of one runtime apart. ``layer_to_group`` says which entry of ``attn_metadata`` a layer uses.
+    decoders of one runtime apart. ``attention`` (default: the backend that fits ``rt``) must have made the steps'
+    ``attn_metadata``, one entry for each of ``config.kv_groups``; ``layer_to_group`` says otherwise which entry a layer
+    uses. ``products`` replaces the choice of kernels, for measurements.
     Raises ``CheckpointError`` if the weights do not fit the config.
     """
 
@@ -49,7 +55,9 @@ class Decoder:
         *,
         max_num_logits: int | None = None,
         max_model_len: int | None = None,
+        attention: AttentionBackend | None = None,
         layer_to_group: Sequence[int] | None = None,
+        products: Products | None = None,
         prefix: str = "",
     ) -> None:
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, config, "weights")
@@ -57,7 +65,11 @@ class Decoder:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.max_num_tokens = max_num_tokens
         self.max_num_logits = max_num_logits or max_num_tokens
-        self.layer_to_group = tuple(layer_to_group or [0] * config.num_hidden_layers)
+        self.attention = attention or make_backend(rt)
+        group_of = {layer: i for i, group in enumerate(config.kv_groups) for layer in group.layers}
+        self.layer_to_group = tuple(layer_to_group or (group_of[i] for i in range(config.num_hidden_layers)))
+        self._windows = [config.kv_groups[group_of[i]].window for i in range(config.num_hidden_layers)]
+        self.products = products or Products(rt.backend, config)
         self._rt = rt
         self._prefix = prefix
         self._weights = weights
@@ -71,6 +83,11 @@ class Decoder:
         self.hidden = buffer("hidden", rows, config.hidden_size)
         # [T, H]
         self._residual = buffer("residual", rows, config.hidden_size)
+        # float32[S, tokens, H], or nothing: a product that is still to be summed (products.py)
+        self._partials: tuple[torch.Tensor, ...] = ()
+        if self.products.partials_shape:
+            shape = (*self.products.partials_shape, config.hidden_size)
+            self._partials = (rt.empty(shape, torch.float32, name=prefix + "partials"),)
         # [T, (Hq + 2 Hk) * D]
         self._qkv = buffer("qkv", rows, config.q_size + 2 * config.kv_size)
         # [T, Hq * D]
@@ -106,96 +123,86 @@ class Decoder:
         tensors = [self._weights[name] for name in names]
         return self._adopt(names[0], tensors[0] if len(tensors) == 1 else torch.cat(tensors))
 
+    def _product(self, *names: str) -> Weight:
+        """The same for a matrix."""
+        return Weight.of(self._weight(*names))
+
     def _segment(self, name: str, fn: Any) -> None:
-        self._rt.register(self._prefix + name, fn)
+        self._rt.register(self._prefix + name, self.products.paced(fn))
 
     def _register_ends(self, embedding: torch.Tensor) -> None:
-        backend, eps = self._rt.backend, self.config.rms_norm_eps
+        products = self.products
         norm = self._weight(FINAL_NORM)
-        head = (embedding if self.config.tie_word_embeddings else self._weight(LM_HEAD)).t()
+        head = Weight.of(embedding) if self.config.tie_word_embeddings else self._product(LM_HEAD)
 
         def embed(residual: torch.Tensor, input_ids: torch.Tensor) -> None:
             torch.index_select(embedding, 0, input_ids, out=residual)
 
-        def final_norm(hidden: torch.Tensor, residual: torch.Tensor) -> None:
-            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
+        def final_norm(hidden: torch.Tensor, residual: torch.Tensor, partials: torch.Tensor | None = None) -> None:
+            products.final_norm(hidden, residual, partials, norm)
 
         def logits(out: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, indices: torch.Tensor) -> None:
-            torch.index_select(hidden, 0, indices, out=rows)
-            torch.mm(rows, head, out=out)
+            products.logits(out, rows, hidden, indices, head)
 
         self._segment("embed", embed)
         self._segment("final_norm", final_norm)
         self._segment("logits", logits)
 
     def _register_before(self, layer: int) -> None:
-        config, backend, eps = self.config, self._rt.backend, self.config.rms_norm_eps
+        products = self.products
         norm = self._weight(layer_name(layer, "input_layernorm"))
-        qkv_proj = self._weight(*(layer_name(layer, f"self_attn.{x}_proj") for x in "qkv")).t()
+        qkv_proj = self._product(*(layer_name(layer, f"self_attn.{x}_proj") for x in "qkv"))
+
+        def before(
+            qkv: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor, partials: torch.Tensor | None = None
+        ) -> None:
+            products.norm_qkv(qkv, hidden, residual, partials, norm, qkv_proj, first=layer == 0)
+
+        self._segment(f"layer.{layer}.before_attention", before)
+
+    def _register_attention(self, layer: int) -> None:
+        config, backend, eps = self.config, self._rt.backend, self.config.rms_norm_eps
         q_norm = k_norm = None
         if config.qk_norm:
             q_norm = self._weight(layer_name(layer, "self_attn.q_norm"))
             k_norm = self._weight(layer_name(layer, "self_attn.k_norm"))
-        q_end, k_end = config.q_size, config.q_size + config.kv_size
-        cos, sin = self._cos, self._sin
-
-        def project(hidden: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
-            torch.mm(hidden, qkv_proj, out=qkv)
-            q, k = qkv[:, :q_end], qkv[:, q_end:k_end]
-            rotary.execute(backend, (q, k, positions, cos, sin, q_norm, k_norm, eps))
-
-        def first(hidden: torch.Tensor, residual: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
-            rms_norm.execute(backend, (hidden, residual, norm, eps))
-            project(hidden, qkv, positions)
-
-        def later(hidden: torch.Tensor, residual: torch.Tensor, qkv: torch.Tensor, positions: torch.Tensor) -> None:
-            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
-            project(hidden, qkv, positions)
-
-        self._segment(f"layer.{layer}.before_attention", later if layer else first)
-
-    def _register_attention(self, layer: int) -> None:
-        config, backend = self.config, self._rt.backend
-        q_end, k_end = config.q_size, config.q_size + config.kv_size
-        head_dim, scale = config.head_dim, config.head_dim**-0.5
+        q_heads, head_dim, scale = config.num_attention_heads, config.head_dim, config.head_dim**-0.5
+        rope = (self._cos, self._sin, q_norm, k_norm, eps)
+        attend, window = self.attention.attend, self._windows[layer]
 
         def attention(
             out: torch.Tensor,
             qkv: torch.Tensor,
             key_cache: torch.Tensor,
             value_cache: torch.Tensor,
+            positions: torch.Tensor,
             slot_mapping: torch.Tensor,
-            block_table: torch.Tensor,
-            seq_lens: torch.Tensor,
-            query_start_loc: torch.Tensor,
-            max_query_len: int,
+            *args: Any,
         ) -> None:
-            kv_write.execute(backend, (key_cache, value_cache, qkv[:, q_end:k_end], qkv[:, k_end:], slot_mapping))
-            heads = (out.unflatten(1, (-1, head_dim)), qkv[:, :q_end].unflatten(1, (-1, head_dim)))
-            batch = (block_table, seq_lens, query_start_loc, max_query_len)
-            paged_attention.execute(backend, (*heads, key_cache, value_cache, *batch, scale))
+            rotary_kv_write.execute(backend, (qkv, key_cache, value_cache, positions, slot_mapping, *rope))
+            q = qkv.unflatten(1, (-1, head_dim))[:, :q_heads]
+            attend(out.unflatten(1, (-1, head_dim)), q, key_cache, value_cache, args, scale, window)
 
         self._segment(f"layer.{layer}.attention", attention)
 
     def _register_after(self, layer: int) -> None:
-        backend, eps = self._rt.backend, self.config.rms_norm_eps
-        o_proj = self._weight(layer_name(layer, "self_attn.o_proj")).t()
+        products = self.products
+        o_proj = self._product(layer_name(layer, "self_attn.o_proj"))
         norm = self._weight(layer_name(layer, "post_attention_layernorm"))
-        gate_up_proj = self._weight(layer_name(layer, "mlp.gate_proj"), layer_name(layer, "mlp.up_proj")).t()
-        down_proj = self._weight(layer_name(layer, "mlp.down_proj")).t()
+        gate_up_proj = self._product(layer_name(layer, "mlp.gate_proj"), layer_name(layer, "mlp.up_proj"))
+        down_proj = self._product(layer_name(layer, "mlp.down_proj"))
 
         def after(
-            hidden: torch.Tensor,
-            residual: torch.Tensor,
             attn_out: torch.Tensor,
             gate_up: torch.Tensor,
             act: torch.Tensor,
+            hidden: torch.Tensor,
+            residual: torch.Tensor,
+            partials: torch.Tensor | None = None,
         ) -> None:
-            torch.mm(attn_out, o_proj, out=hidden)
-            add_rms_norm.execute(backend, (hidden, hidden, residual, norm, eps))
-            torch.mm(hidden, gate_up_proj, out=gate_up)
-            silu_mul.execute(backend, (act, gate_up))
-            torch.mm(act, down_proj, out=hidden)
+            products.o_proj(hidden, residual, partials, attn_out, o_proj)
+            products.norm_gate_up(act, gate_up, hidden, residual, partials, norm, gate_up_proj)
+            products.down(hidden, residual, partials, act, down_proj)
 
         self._segment(f"layer.{layer}.after_attention", after)
 
@@ -223,23 +230,25 @@ class Decoder:
         positions = inputs.positions
         hidden, residual, qkv = self.hidden[:t], self._residual[:t], self._qkv[:t]
         attn_out, gate_up, act = self._attn_out[:t], self._gate_up[:t], self._act[:t]
+        stream = (hidden, residual, *self._partials)
+        batches = [(positions, meta.slot_mapping, *meta.args) for meta in inputs.attn_metadata]
+        batch_reads = [tuple(value for value in batch if isinstance(value, torch.Tensor)) for batch in batches]
         rt.run(prefix + "embed", residual, inputs.input_ids, reads=(inputs.input_ids,), writes=(residual,))
         for layer, (key_cache, value_cache) in enumerate(self._kv_caches):
             name = f"{prefix}layer.{layer}."
-            reads: tuple[torch.Tensor, ...] = (hidden, residual, positions) if layer else (residual, positions)
-            writes: tuple[torch.Tensor, ...] = (hidden, residual, qkv) if layer else (hidden, qkv)
-            rt.run(name + "before_attention", hidden, residual, qkv, positions, reads=reads, writes=writes)
-            meta = inputs.attn_metadata[self.layer_to_group[layer]]
-            batch = (meta.slot_mapping, meta.block_table, meta.seq_lens, meta.query_start_loc)
+            reads = stream if layer else (residual,)
+            rt.run(name + "before_attention", qkv, *stream, reads=reads, writes=(qkv, hidden, residual))
+            group = self.layer_to_group[layer]
             rt.run(
-                name + "attention", attn_out, qkv, key_cache, value_cache, *batch, meta.max_query_len,
-                reads=(qkv, key_cache, value_cache, *batch), writes=(key_cache, value_cache, attn_out),
+                name + "attention", attn_out, qkv, key_cache, value_cache, *batches[group],
+                reads=(qkv, key_cache, value_cache, *batch_reads[group]),
+                writes=(qkv, key_cache, value_cache, attn_out),
             )  # fmt: skip
             rt.run(
-                name + "after_attention", hidden, residual, attn_out, gate_up, act,
-                reads=(attn_out, residual), writes=(hidden, residual, gate_up, act),
+                name + "after_attention", attn_out, gate_up, act, *stream,
+                reads=(attn_out, residual), writes=(*stream, gate_up, act),
             )  # fmt: skip
-        rt.run(prefix + "final_norm", hidden, residual, reads=(hidden, residual), writes=(hidden, residual))
+        rt.run(prefix + "final_norm", *stream, reads=stream, writes=(hidden, residual))
         return hidden
 
     def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:

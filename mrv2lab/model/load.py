@@ -34,15 +34,18 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path | ModelConfig, *, dtype: DType | None = None, device: str = "cpu", seed: int = 0
+    source: str | Path | ModelConfig | LoadedModel, *, dtype: DType | None = None, device: str = "cpu", seed: int = 0
 ) -> LoadedModel:
     """``"tiny"`` and ``"tiny-draft"`` (shipped), ``"smollm2"``, a preset's name (``"qwen3-0.6b-shape"``: seeded random
-    weights), a Hugging Face folder, a ``.gguf`` file, or a ModelConfig (seeded random weights).
+    weights), a Hugging Face folder, a ``.gguf`` file, or a ModelConfig (seeded random weights). A model that is loaded
+    already is taken as it is.
 
     ``dtype`` None: a preset's or ModelConfig's own; for checkpoints float32 on a CPU (16-bit matrix products are slow
     there) and the stored type elsewhere (float32 from a GGUF).
     Raises :class:`CheckpointError` (a ``ValueError``) saying what is wrong.
     """
+    if isinstance(source, LoadedModel):
+        return source
     if isinstance(source, ModelConfig):
         return _random(source, dtype, seed)
     if not isinstance(source, (str, Path)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mrv2lab.ops._op import jit, next_power_of_2, op
+from mrv2lab.ops._pdl import early_start, let_next_start, wait_for_previous
 from mrv2lab.ops.rms_norm import normalise, num_warps, rms_norm_spec
 
 tl = None
@@ -15,15 +16,19 @@ def add_rms_norm_spec(out, x, residual, weight, eps):
 
 
 @jit
-def add_rms_norm_kernel(out, out_stride, x, x_stride, residual, residual_stride, weight, eps, H, BLOCK: tl.constexpr):
+def add_rms_norm_kernel(
+    out, out_stride, x, x_stride, residual, residual_stride, weight, eps, H, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < H
     dtype = out.dtype.element_ty
+    w = tl.load(weight + col, mask=mask, other=0.0)
+    wait_for_previous(PDL)
     total = tl.load(x + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(residual + row * residual_stride + col, mask=mask, other=0.0).to(tl.float32)
     rounded = total.to(dtype)
-    w = tl.load(weight + col, mask=mask, other=0.0)
     tl.store(residual + row * residual_stride + col, rounded, mask=mask)
     tl.store(out + row * out_stride + col, normalise(rounded.to(tl.float32), w, eps, H, dtype), mask=mask)
 
@@ -36,5 +41,5 @@ def add_rms_norm(kernel, out, x, residual, weight, eps):
         block = next_power_of_2(hidden)
         kernel[(t,)](
             out, out.stride(0), x, x.stride(0), residual, residual.stride(0), weight, eps, hidden,
-            BLOCK=block, num_warps=num_warps(block),
+            BLOCK=block, num_warps=num_warps(block), **early_start(x),
         )  # fmt: skip

@@ -7,6 +7,7 @@ and Qwen3RMSNorm: statistics in float32, the normalised row rounded to the model
 from __future__ import annotations
 
 from mrv2lab.ops._op import jit, next_power_of_2, op
+from mrv2lab.ops._pdl import early_start, let_next_start, wait_for_previous
 
 tl = None
 
@@ -28,12 +29,14 @@ def normalise(wide, weight, eps, H, dtype: tl.constexpr):
 
 
 @jit
-def rms_norm_kernel(out, out_stride, x, x_stride, weight, eps, H, BLOCK: tl.constexpr):
+def rms_norm_kernel(out, out_stride, x, x_stride, weight, eps, H, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < H
-    wide = tl.load(x + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     w = tl.load(weight + col, mask=mask, other=0.0)
+    wait_for_previous(PDL)
+    wide = tl.load(x + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + col, normalise(wide, w, eps, H, out.dtype.element_ty), mask=mask)
 
 
@@ -43,7 +46,10 @@ def rms_norm(kernel, out, x, weight, eps):
     t, hidden = x.shape
     if t:
         block = next_power_of_2(hidden)
-        kernel[(t,)](out, out.stride(0), x, x.stride(0), weight, eps, hidden, BLOCK=block, num_warps=num_warps(block))
+        kernel[(t,)](
+            out, out.stride(0), x, x.stride(0), weight, eps, hidden,
+            BLOCK=block, num_warps=num_warps(block), **early_start(x),
+        )  # fmt: skip
 
 
 def num_warps(block: int) -> int:

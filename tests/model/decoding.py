@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mrv2lab.attention import make_attention_builder
+from mrv2lab.attention import make_backend
 from mrv2lab.config import ModelConfig, RunnerConfig
 from mrv2lab.model.decoder import Decoder
+from mrv2lab.model.products import Products
 from mrv2lab.protocol import CommonAttentionMetadata, ForwardInputs
 from mrv2lab.runtime import Runtime, make_runtime
 
@@ -35,13 +36,14 @@ def all_logits(
     weights: dict[str, torch.Tensor],
     sequences: list[list[int]],
     chunk: int,
+    products: Products | None = None,
 ) -> list[torch.Tensor]:
     """Logits [len, V] of every sequence. A step takes the next ``chunk`` tokens of each that has any left.
 
     Blocks are shuffled, and every slot of the pool holds NaN until it is written.
     """
     tokens = chunk * len(sequences)
-    decoder = Decoder(config, weights, rt, max_num_tokens=tokens)
+    decoder = Decoder(config, weights, rt, max_num_tokens=tokens, products=products)
     needed = [-(-len(sequence) // BLOCK_SIZE) for sequence in sequences]
     dtype = getattr(torch, config.dtype)
     shape = (sum(needed) + 1, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
@@ -50,7 +52,7 @@ def all_logits(
         return rt.adopt(torch.full(shape, float("nan"), dtype=dtype), f"{kind}.{layer}")
 
     decoder.bind_kv_cache([(cache(i, "key"), cache(i, "value")) for i in range(config.num_hidden_layers)])
-    builder = make_attention_builder(rt)
+    builder = make_backend(rt).builder(config.kv_groups[0])
     order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(1)) + 1).tolist()
     blocks = [[order.pop() for _ in range(n)] for n in needed]
     done = [0] * len(sequences)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, overload
 
+from mrv2lab.ops._launch import cached_launcher
 from mrv2lab.protocol import Backend, TritonMissing
 
 _COPY_PREFIX = "mrv2lab.ops._interpreted_"
@@ -32,6 +33,7 @@ class Jit:
             raise TypeError(f"kernel {self.name} has no argument {sorted(unknown)} that could stay unspecialized")
         self.do_not_specialize = tuple(do_not_specialize)
         self._loaded: dict[bool, Any] = {}
+        self._launcher: Any = None
 
     def load(self, interpret: bool = False) -> Any:
         """The ``JITFunction`` (or ``InterpretedFunction``), with every helper it calls loaded the same way."""
@@ -42,6 +44,12 @@ class Jit:
             _prepare(module, interpret)
             self._loaded[interpret] = _REAL[(module.__name__, self.name)]
         return self._loaded[interpret]
+
+    def launcher(self) -> Any:
+        """``launcher[grid](...)`` launches the compiled kernel: the ``JITFunction`` behind a cache of launches."""
+        if self._launcher is None:
+            self._launcher = cached_launcher(self.load())
+        return self._launcher
 
 
 @overload
@@ -195,7 +203,7 @@ class Op:
             with _interpreter():
                 self.launch(kernel, *args)
         else:
-            self.launch(self.kernel.load(), *args)
+            self.launch(self.kernel.launcher(), *args)
 
 
 def _as_numpy(arg: Any) -> Any:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.memory.staged_write import FusedStagedWriter, StagedDiff, StagedWriteTensor
+from mrv2lab.memory.diffs import StagedDiff
+from mrv2lab.memory.staged_write import FusedStagedWriter, StagedWriteTensor
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.ops.gather_block_tables import gather_block_tables
 from mrv2lab.ops.slot_mapping import slot_mapping
 from mrv2lab.protocol import BlockIds
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
+from mrv2lab.state.prefix import Prefix
 
 
 class BlockTables:
@@ -54,7 +56,17 @@ class BlockTables:
         self._input_pointers = rt.adopt(
             torch.tensor([table.data_ptr() for table in self.input_tables], dtype=torch.uint64), "input_table.pointers"
         )
-        self._block_sizes = rt.adopt(torch.tensor(block_sizes, dtype=torch.int32), "block_sizes")
+        # [G] int32
+        self.block_sizes_gpu = rt.adopt(torch.tensor(block_sizes, dtype=torch.int32), "block_sizes")
+        self.pointed_tables = (
+            self._gpu_tables,
+            self._writer.pointers,
+            self.input_tables,
+            self._input_pointers,
+            self._writer.strides,
+        )
+        """Row tables and input tables, each with its pointers, and the widths of both, as kernels take them."""
+        self._first_rows = tuple(Prefix(table) for table in self.input_tables)
         self._num_dirty_rows = 0
         self._changed = False
 
@@ -64,18 +76,21 @@ class BlockTables:
         Raises, before anything is staged, ``RuntimeError`` when the row's capacity (max_model_len) is exceeded and
         ``ValueError`` when there is not one list a group.
         """
-        starts = [0] * len(self.row_tables) if overwrite else self.num_blocks.np[:, row].tolist()
+        counts = self.num_blocks.np
+        starts = [0] * len(block_ids) if overwrite else counts[:, row].tolist()
         for g, (table, start, ids) in enumerate(zip(self.row_tables, starts, block_ids, strict=True)):
             if start + len(ids) > table.row_len:
                 raise RuntimeError(
                     f"row {row} would hold {start + len(ids)} blocks in group {g}, "
                     f"but max_model_len allows {table.row_len}"
                 )
-        for g, (table, start, ids) in enumerate(zip(self.row_tables, starts, block_ids, strict=True)):
+        for g, ids in enumerate(block_ids):
+            table = self.row_tables[g]
             if overwrite:
                 table.unstage(row)
-            table.stage_write(row, start, ids)
-            self.num_blocks.np[g, row] = start + len(ids)
+            if ids:
+                table.stage_write(row, starts[g], ids)
+            counts[g, row] = starts[g] + len(ids)
         self._changed = True
 
     def apply_staged_writes(self) -> None:
@@ -91,16 +106,21 @@ class BlockTables:
             self.rt,
             idx_mapping,
             self.num_blocks.gpu,
-            self._gpu_tables,
-            self._writer.pointers,
-            self.input_tables,
-            self._input_pointers,
-            self._writer.strides,
+            *self.pointed_tables,
             num_reqs,
-            max(num_reqs_padded, self._num_dirty_rows),
+            self.rows_to_fill(num_reqs, num_reqs_padded),
         )
-        self._num_dirty_rows = num_reqs
-        return tuple(table[:num_reqs_padded] for table in self.input_tables)
+        return self.first_rows(num_reqs_padded)
+
+    def rows_to_fill(self, num_reqs: int, num_reqs_padded: int) -> int:
+        """How many rows of the input tables the step's gather writes: the padded batch, and whatever the last gather
+        has left behind it. To be asked once a gather."""
+        num_rows, self._num_dirty_rows = max(num_reqs_padded, self._num_dirty_rows), num_reqs
+        return num_rows
+
+    def first_rows(self, n: int) -> tuple[torch.Tensor, ...]:
+        """The first ``n`` rows of the input tables, one table a group."""
+        return tuple([first(n) for first in self._first_rows])
 
     def compute_slot_mappings(
         self, idx_mapping: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, num_reqs: int
@@ -114,7 +134,7 @@ class BlockTables:
             self._gpu_tables,
             self._writer.pointers,
             self._writer.strides,
-            self._block_sizes,
+            self.block_sizes_gpu,
             self.slot_mappings,
             num_reqs,
         )
@@ -129,7 +149,7 @@ class BlockTables:
 
     def staged(self) -> dict[str, list[StagedDiff]]:
         """The diffs that the next ``apply_staged_writes`` will apply, by table."""
-        return {table.name: list(table.pending) for table in self.row_tables if table.pending}
+        return {table.name: table.pending for table in self.row_tables if table.staged}
 
     def tables(self) -> dict[str, torch.Tensor]:
         """Every table that kernels read, by name."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from mrv2lab.protocol import MRV2SchedulerOutput
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
+from mrv2lab.state.prefix import Prefix
 from mrv2lab.state.request_state import RequestState
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -55,11 +57,35 @@ class InputBuffers:
         self.cu_num_logits = transfers.upload("cu_num_logits", max_num_reqs + 1, torch.int32)
         # [R + 1] int32: cu_num_logits where nobody has drafts
         self.arange = rt.adopt(torch.arange(max_num_reqs + 1, dtype=torch.int32), "arange")
+        self.first_input_ids = Prefix(self.input_ids)
+        self.first_positions = Prefix(self.positions)
+        self.first_seq_lens = Prefix(self.seq_lens)
+        self.first_logits_indices = Prefix(self.logits_indices)
+        self.first_arange = Prefix(self.arange)
+        self._first_pos = Prefix(self.first_pos)
+
+        self._sent: tuple[Int32, Int32] | None = None
+
+    def send(self, host: HostBatch, *, again: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send ``rows`` and ``query_start_loc`` of ``host``; idx_mapping [r] and query_start_loc [R + 1] on the device.
+
+        ``again`` False: not if they are the very arrays that were sent last, which nobody can have written since. The
+        rows of steps in a row are one array while nobody leaves (``RequestState.rows``).
+        """
+        rows, starts = host.rows, host.query_start_loc
+        if not again and self._sent is not None and self._sent[0] is rows and self._sent[1] is starts:
+            return self.idx_mapping.first(len(rows)), self.query_start_loc.first(len(starts))
+        self._sent = None
+        sent = self.idx_mapping.send(rows), self.query_start_loc.send(starts)
+        if not rows.flags.writeable and not starts.flags.writeable:
+            self._sent = rows, starts
+        return sent
 
     def local_pos(self, host: HostBatch) -> torch.Tensor:
         """[n] int32: which of its request's logits rows each one is (0, then one for each draft)."""
-        drafts = host.num_logits > len(host.req_ids)
-        return (self.expanded_local_pos if drafts else self.first_pos)[: host.num_logits]
+        if host.num_logits > len(host.req_ids):
+            return self.expanded_local_pos[: host.num_logits]
+        return self._first_pos(host.num_logits)
 
     def tables(self) -> dict[str, torch.Tensor]:
         """What the input kernels read and write, by name, drafts' part apart."""
@@ -91,6 +117,11 @@ class HostBatch:
     num_tokens: int
     num_logits: int
     has_prefill: bool
+
+    @property
+    def is_plain_decode(self) -> bool:
+        """Whether every request has one token, its last sampled one, and gets one row of logits."""
+        return self.num_tokens == self.num_logits == len(self.req_ids) and not self.has_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +163,25 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
     scheduled = output.num_scheduled_tokens
     count = len(scheduled)
     ids = list(scheduled)
-    tokens = np.fromiter(scheduled.values(), np.int32, count)
-    drafts = _draft_counts(ids, output.scheduled_draft_tokens)
-    rows = np.fromiter(map(state.req_id_to_index.__getitem__, ids), np.int32, count)
-    order = np.lexsort((tokens, tokens != decode_query_len, drafts == 0))
-    if not np.array_equal(order, np.arange(count)):
-        ids = [ids[i] for i in order.tolist()]
-        tokens, drafts, rows = tokens[order], drafts[order], rows[order]
-    query_start_loc = np.empty(state.max_num_reqs + 1, np.int32)
-    query_start_loc[0] = 0
-    np.cumsum(tokens, out=query_start_loc[1 : count + 1])
+    rows = state.rows(ids)
+    if (
+        output.total_num_scheduled_tokens == count == len(output.cached_reqs.req_ids)
+        and not output.scheduled_draft_tokens
+    ):
+        # A token each: the order is the scheduler's.
+        tokens, drafts, query_start_loc = _one_token_each(count, state.max_num_reqs)
+    else:
+        tokens = np.fromiter(scheduled.values(), np.int32, count)
+        drafts = _draft_counts(ids, output.scheduled_draft_tokens)
+        order = np.lexsort((tokens, tokens != decode_query_len, drafts == 0))
+        if (order[1:] < order[:-1]).any():
+            ids = [ids[i] for i in order.tolist()]
+            tokens, drafts, rows = tokens[order], drafts[order], rows[order]
+        query_start_loc = np.empty(state.max_num_reqs + 1, np.int32)
+        query_start_loc[0] = 0
+        np.cumsum(tokens, out=query_start_loc[1 : count + 1])
+        query_start_loc[count + 1 :] = query_start_loc[count]
     num_tokens = int(query_start_loc[count])
-    query_start_loc[count + 1 :] = num_tokens
     return HostBatch(
         req_ids=ids,
         rows=rows,
@@ -155,6 +193,16 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
         num_logits=count + int(drafts.sum()),
         has_prefill=bool((state.num_computed_prefill_tokens[rows] < state.prefill_len.np[rows]).any()),
     )
+
+
+@lru_cache(maxsize=8)
+def _one_token_each(count: int, max_num_reqs: int) -> tuple[Int32, Int32, Int32]:
+    """num_scheduled_tokens, num_draft_tokens and query_start_loc of ``count`` requests with one token each."""
+    made = np.ones(count, np.int32), np.zeros(count, np.int32), np.arange(max_num_reqs + 1, dtype=np.int32)
+    np.minimum(made[2], count, out=made[2])
+    for array in made:
+        array.flags.writeable = False
+    return made
 
 
 def _draft_counts(req_ids: list[str], drafts: Mapping[str, list[int]]) -> Int32:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mrv2lab.memory import FusedStagedWriter, StagedWriteTensor
-from mrv2lab.memory.staged_write import PackedDiffs
+from mrv2lab.memory.diffs import PackedDiffs
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.runtime.places import Place
@@ -265,9 +265,9 @@ def test_mutant_a_check_that_is_left_out(cpu: CpuRuntime, monkeypatch: pytest.Mo
 def test_mutant_diffs_that_are_packed_in_another_order(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     send = PackedDiffs.send
 
-    def swapped(self: PackedDiffs, diffs: Any) -> Any:
-        rows, starts, *rest = send(self, diffs)
-        return (starts, rows, *rest)
+    def swapped(self: PackedDiffs, lists: Any) -> Any:
+        groups, rows, starts, *rest = send(self, lists)
+        return (groups, starts, rows, *rest)
 
     monkeypatch.setattr(PackedDiffs, "send", swapped)
     with pytest.raises((AssertionError, IndexError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,8 +124,9 @@ def test_mutant_a_tail_that_is_not_filled(cpu: CpuRuntime, monkeypatch: pytest.M
 
     def short(*args: object, **kwargs: object) -> object:
         batch = gather(*args, **kwargs)  # type: ignore[arg-type]
-        batch.query_start_loc[len(batch.req_ids) + 1 :] = 0
-        return batch
+        starts = batch.query_start_loc.copy()
+        starts[len(batch.req_ids) + 1 :] = 0
+        return replace(batch, query_start_loc=starts)
 
     monkeypatch.setitem(globals(), "gather_host_batch", short)
     with pytest.raises(AssertionError):

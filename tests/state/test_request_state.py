@@ -194,6 +194,46 @@ def test_every_table_is_accounted_for(cpu: CpuRuntime) -> None:
     assert set(tables(state)) == set(of_row(cpu, state, 7)) | WRITTEN_BY_THE_DEVICE_FIRST
 
 
+def check_rows_of_a_batch(cpu: CpuRuntime) -> None:
+    """The rows of a batch are remembered while nobody leaves: an id may come back on another row."""
+    state = make_state(cpu, rows=8)
+    for req_id in "abc":
+        state.add_request(request(req_id, [1]))
+    ids = ["a", "c"]
+    rows = state.rows(ids)
+    assert rows.tolist() == [7, 5]
+    assert state.rows(list(ids)) is rows
+    assert state.rows(["c", "a"]).tolist() == [5, 7]
+    assert state.rows(ids).tolist() == [7, 5]
+    state.remove_request("b")
+    state.remove_request("a")
+    state.add_request(request("d", [1]))
+    state.add_request(request("a", [1]))
+    assert state.rows(ids).tolist() == [6, 5]
+    state.reset()
+    with pytest.raises(KeyError):
+        state.rows(ids)
+
+
+def test_rows_of_a_batch(cpu: CpuRuntime) -> None:
+    check_rows_of_a_batch(cpu)
+
+
+@pytest.mark.parametrize("name", ["remove_request", "reset"])
+def test_mutant_rows_that_are_remembered_too_long(cpu: CpuRuntime, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = getattr(RequestState, name)
+
+    def stale(self: RequestState, *args: Any) -> Any:
+        before = self._batch_rows
+        made = honest(self, *args)
+        self._batch_rows = before
+        return made
+
+    monkeypatch.setattr(RequestState, name, stale)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_rows_of_a_batch(cpu)
+
+
 def test_shapes(cpu: CpuRuntime) -> None:
     state = make_state(cpu, rows=8, length=16, drafts=2)
     assert (state.all_token_ids.gpu.shape, state.all_token_ids.gpu.dtype) == ((8, 16), torch.int32)

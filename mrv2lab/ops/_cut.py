@@ -4,6 +4,10 @@ A row's cut is the last token that it keeps, in the order of falling logits and,
 stays if ``x[t] > value`` or ``x[t] == value and t <= id``. It is found without sorting the row. ``id == OFF`` says that
 nothing is cut. NaN counts as -inf, and -0.0 equals 0.0.
 
+Logits may lie in memory before their temperature: every x here is then the quotient, rounded to float32, that
+``temperature`` would have put in its place (:func:`scaled`), so that the cut is the same. ``group_max`` alone holds
+logits as they lie there.
+
 Tokens weigh ``exp(x - m)``, m the row's maximum, and exactly 1 where x is m, so +inf is no special case.
 """
 
@@ -25,11 +29,16 @@ BLOCK = 2048
 """Tokens a program of a pass over the logits. Fixed, so that sums do not depend on the batch."""
 PIVOTS = 8
 """Thresholds that one narrowing pass tries."""
-BOUNDS = 5
-"""Columns of ``bounds``: maximum, target weight, lower and upper (exclusive) logit, weight at and above the upper."""
+BOUNDS = 6
+"""Columns of ``bounds``: maximum, target weight, lower and upper (exclusive) logit, weight at and above the upper, and
+the temperature by which the row's logits are yet to be divided, 1 for none."""
 
-DONE, NARROW, SEARCH = 0, 1, 2
-"""What is left to do for a row: nothing; its top-p cut lies between two known logits; everything."""
+NEAR_TOKENS = 64
+"""Tokens of a block that ``list_near`` can list."""
+
+DONE, NARROW, SEARCH, NEAR = 0, 1, 2, 3
+"""What is left to do for a row: nothing; its top-p cut lies between two known logits; everything; its top-p cut is
+among the tokens listed by the round of this number, or of a greater one."""
 
 
 def num_groups(vocab: int) -> int:
@@ -43,9 +52,17 @@ def num_blocks(vocab: int) -> int:
 
 
 # -- the definition ----------------------------------------------------------------------------------------------------
-def clean_spec(x: Any) -> Any:
-    """float32[V] tensor of any float type -> float32[V] array, NaN as -inf and -0.0 as 0.0."""
+def divisor_spec(temperature: Any, index: int) -> Any:
+    """float32: by what the logits of a row of ``temperature`` float32[R] are divided; 1 for greedy rows and None."""
+    t = np.float32(1 if temperature is None else temperature[index])
+    return t if t != 0 else np.float32(1)
+
+
+def clean_spec(x: Any, t: Any = None) -> Any:
+    """float32[V] tensor of any float type -> float32[V] array, divided by t, NaN as -inf and -0.0 as 0.0."""
     x = x.float().numpy()
+    if t is not None and t != 1:
+        x = x / np.float32(t)
     return np.where(np.isnan(x), np.float32("-inf"), x) + np.float32(0)
 
 
@@ -76,6 +93,25 @@ def cut_spec(x: Any, k: int, p: float) -> tuple[Any, int]:
 
 
 # -- for kernels -------------------------------------------------------------------------------------------------------
+@jit
+def divisor(temperature, index):
+    """By what the logits of a row of ``temperature`` are divided; 1 for greedy rows and None."""
+    t = tl.full([], 1.0, tl.float32)
+    if temperature is not None:
+        t = tl.load(temperature + index)
+        t = tl.where(t == 0.0, 1.0, t)
+    return t
+
+
+@jit
+def scaled(x, t):
+    """Any float type -> float32 x / t, correctly rounded."""
+    x = x.to(tl.float32)
+    if t != 1.0:
+        x = tl.div_rn(x, t)
+    return x
+
+
 @jit
 def clean(x):
     """Any float type -> float32, NaN as -inf and -0.0 as 0.0, whose keys would differ."""
@@ -126,11 +162,12 @@ def ties_needed(above, target, each):
 
 
 @jit
-def load_block(base, maxima, block, bound, vocab, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """Token ids and clean float32 logits, both [BLOCK / GROUP, GROUP], of a block of the row at ``base``. Groups whose
-    maximum (at ``maxima``) is below ``bound`` are not read and count as -inf: one mask a group, so reads stay wide."""
+def load_block(base, maxima, block, bound, t, vocab, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """Token ids and clean float32 logits divided by t, both [BLOCK / GROUP, GROUP], of a block of the row at ``base``.
+    Groups whose maximum (at ``maxima``) is below ``bound`` are not read and count as -inf: one mask a group, so reads
+    stay wide."""
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    live = tl.load(maxima + group, mask=group < groups, other=float("-inf")) >= bound
+    live = scaled(tl.load(maxima + group, mask=group < groups, other=float("-inf")), t) >= bound
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(base + token, mask=(token < vocab) & live[:, None], other=float("-inf"))
-    return token, clean(x)
+    return token, clean(scaled(x, t))

@@ -21,9 +21,12 @@ from mrv2lab.ops._cut import (
     clean,
     clean_spec,
     cut_spec,
+    divisor,
+    divisor_spec,
     key_value,
     largest_key,
     order_key,
+    scaled,
     ties_needed,
     weight,
 )  # fmt: skip
@@ -50,23 +53,24 @@ def cut_from_groups_spec(
     block_sum: Any,
     top_k: Any,
     top_p: Any,
+    temperature: Any,
 ) -> None:
     """Write the cut of each row, cut_value float32[n] and cut_id int32[n] (OFF: nothing is cut), and status int32[n].
 
     The rows are ``logit_groups``' (and what it wrote: group_max, block_max, block_sum); top_k int32[R] and top_p
-    float32[R] are read through idx_mapping int32[n]. Top-k is off unless 0 < k < V, top-p from 1 on. The definition is
-    ``_cut.cut_spec``, by which the spec decides every row. A kernel that leaves a row undecided says so in its status:
-    NARROW with bounds float32[n, 5] around its top-p cut, or SEARCH with a lower bound of its top-k cut. listed
-    int32[n, L] and candidates int32[n, C], C a power of two, are its scratch; k > L is left to the search.
+    float32[R] are read through idx_mapping int32[n], as temperature is, which is that of ``logit_groups``. Top-k is off
+    unless 0 < k < V, top-p from 1 on. The definition is ``_cut.cut_spec``, by which the spec decides every row. A
+    kernel that leaves a row undecided says so in its status: NARROW with bounds float32[n, 6] around its top-p cut, or
+    SEARCH with a lower bound of its top-k cut. listed int32[n, L] and candidates int32[n, C], C a power of two, are its
+    scratch; k > L is left to the search.
     """
     cut_id.fill_(OFF)
     cut_value.fill_(float("-inf"))
     status.fill_(DONE)
     for i, (row, index) in enumerate(zip(logits_rows.tolist(), idx_mapping.tolist(), strict=True)):
         if row >= 0 and index >= 0:
-            cut_value[i], cut_id[i] = map(
-                float, cut_spec(clean_spec(logits[row]), int(top_k[index]), float(top_p[index]))
-            )
+            x = clean_spec(logits[row], divisor_spec(temperature, index))
+            cut_value[i], cut_id[i] = map(float, cut_spec(x, int(top_k[index]), float(top_p[index])))
 
 
 @jit
@@ -86,6 +90,7 @@ def cut_from_groups_kernel(
     block_sum,
     top_k,
     top_p,
+    temperature,
     vocab,
     groups,
     blocks,
@@ -114,12 +119,15 @@ def cut_from_groups_kernel(
     p = tl.load(top_p + index)
     by_k = (k > 0) & (k < vocab)
     by_p = p < 1.0
+    t_of_row = divisor(temperature, index)
     group = tl.arange(0, GROUPS)
     largest = tl.load(group_max + i * groups + group, mask=group < groups, other=float("-inf"))
+    largest = clean(scaled(largest, t_of_row))
     m = tl.max(largest, axis=0)
     if (m == float("-inf")) | ((by_k == 0) & (by_p == 0)):
         return
     tl.store(bounds + i * BOUNDS, m)
+    tl.store(bounds + i * BOUNDS + 5, t_of_row)
     if by_k & (k > LISTED) & (groups > LISTED):
         tl.store(status + i, SEARCH)
         tl.store(bounds + i * BOUNDS + 2, float("-inf"))
@@ -147,7 +155,8 @@ def cut_from_groups_kernel(
             g = tl.load(listed + i * LISTED + place, mask=place < num_listed, other=0)
             token_of_lane = g * GROUP + lane % GROUP
             real = (place < num_listed) & (token_of_lane < vocab)
-            hit = order_key(clean(tl.load(base + token_of_lane, mask=real, other=float("-inf")))) >= t
+            raw = tl.load(base + token_of_lane, mask=real, other=float("-inf"))
+            hit = order_key(clean(scaled(raw, t_of_row))) >= t
             slot = found + tl.cumsum(hit.to(tl.int32), axis=0) - 1
             tl.store(candidates + i * CANDIDATES + slot, token_of_lane, mask=hit & (slot < CANDIDATES))
             found += tl.sum(hit.to(tl.int32), axis=0)
@@ -165,7 +174,7 @@ def cut_from_groups_kernel(
     if fits:
         c = tl.arange(0, CANDIDATES)
         token = tl.load(candidates + i * CANDIDATES + c, mask=c < found, other=0)
-        x = clean(tl.load(base + token, mask=c < found, other=float("-inf")))
+        x = clean(scaled(tl.load(base + token, mask=c < found, other=float("-inf")), t_of_row))
         keys = tl.where(c < found, order_key(x), 0)
         kept = c < found
         cut = by_p | (by_k & ((found > k) | (whole == 0)))
@@ -213,7 +222,7 @@ def cut_from_groups_kernel(
 )
 def cut_from_groups(
     kernel, cut_value, cut_id, status, bounds, listed, candidates, logits, logits_rows, idx_mapping, group_max,
-    block_max, block_sum, top_k, top_p,
+    block_max, block_sum, top_k, top_p, temperature,
 ):  # fmt: skip
     (n, groups), blocks = group_max.shape, block_max.shape[1]
     vocab = logits.shape[1]
@@ -224,7 +233,7 @@ def cut_from_groups(
     if n:
         kernel[(n,)](
             cut_value, cut_id, status, bounds, listed, candidates, logits, logits.stride(0), logits_rows, idx_mapping,
-            group_max, block_max, block_sum, top_k, top_p, vocab, groups, blocks,
+            group_max, block_max, block_sum, top_k, top_p, temperature, vocab, groups, blocks,
             nucleus, GROUPS=next_power_of_2(groups), BLOCKS=next_power_of_2(blocks),
             LISTED=listed.shape[1], CANDIDATES=candidates.shape[1], GROUP=GROUP, ROWS=8, BOUNDS=BOUNDS, DONE=DONE,
             NARROW=NARROW, SEARCH=SEARCH, OFF=OFF, num_warps=4,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mrv2lab.ops._cut import BLOCK, GROUP, clean, clean_spec, weight, weights_spec
+from mrv2lab.ops._cut import BLOCK, GROUP, clean, clean_spec, divisor, divisor_spec, scaled, weight, weights_spec
 from mrv2lab.ops._op import jit, op
 
 tl: Any = None
@@ -28,9 +28,13 @@ def logit_groups_spec(
     idx_mapping: Any,
     tokens: Any,
     count: bool,
+    temperature: Any,
 ) -> None:
     """Write float32 group_max [n, ceil(V / 128)], block_max and block_sum [n, ceil(V / 2048)]: maxima, and sums of
     exp(x - block_max) (0 for a block of -inf).
+
+    Of ``temperature`` float32[R], read through idx_mapping (None = 1, and 0 counts as 1): x is the logit divided by it,
+    but group_max holds maxima of the logits as they are.
 
     Row i is about row logits_rows[i] (int32[n]) of logits [N, V], any float type and row stride, columns adjacent.
     Rows with a negative logits_rows or idx_mapping (int32[n]) are padding: nothing is read or written. With ``count``
@@ -42,11 +46,13 @@ def logit_groups_spec(
         if row < 0 or index < 0:
             continue
         x = clean_spec(logits[row])
+        groups = np.full(group_max.shape[1] * GROUP, -np.inf, np.float32)
+        groups[:vocab] = x
+        group_max.numpy()[i] = groups.reshape(-1, GROUP).max(axis=1)
+        x = clean_spec(logits[row], divisor_spec(temperature, index))
         blocks = np.full(block_max.shape[1] * BLOCK, -np.inf, np.float32)
         blocks[:vocab] = x
-        groups = blocks.reshape(-1, GROUP)[: group_max.shape[1]]
         blocks = blocks.reshape(-1, BLOCK)
-        group_max.numpy()[i] = groups.max(axis=1)
         m = blocks.max(axis=1)
         sums = weights_spec(blocks, m[:, None]).sum(axis=1, dtype=np.float64)
         block_max.numpy()[i] = m
@@ -70,6 +76,7 @@ def logit_groups_kernel(
     logits_rows,
     idx_mapping,
     tokens,
+    temperature,
     vocab,
     groups,
     blocks,
@@ -80,21 +87,25 @@ def logit_groups_kernel(
     i = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     row = tl.load(logits_rows + i).to(tl.int64)
-    if (row < 0) | (tl.load(idx_mapping + i) < 0):
+    index = tl.load(idx_mapping + i)
+    if (row < 0) | (index < 0):
         return
+    t = divisor(temperature, index)
     group = block * ROWS + tl.arange(0, ROWS)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = token < vocab
     x = clean(tl.load(logits + row * stride + token, mask=inside, other=float("-inf")))
     largest = tl.max(x, axis=1)
     tl.store(group_max + i * groups + group, largest, mask=group < groups)
-    m = tl.max(largest, axis=0)
+    m = clean(scaled(tl.max(largest, axis=0), t))
+    if t != 1.0:
+        x = clean(tl.div_rn(x, t))
     total = tl.sum(tl.sum(weight(x, m), axis=1), axis=0)
     tl.store(block_max + i * blocks + block, m)
     tl.store(block_sum + i * blocks + block, tl.where(m == float("-inf"), 0.0, total))
     if COUNT:
         chosen = tl.load(tokens + row)
-        value = clean(tl.load(logits + row * stride + chosen, mask=chosen >= 0, other=0.0))
+        value = clean(scaled(tl.load(logits + row * stride + chosen, mask=chosen >= 0, other=0.0), t))
         atleast = (inside & (x >= value) & (chosen >= 0)).to(tl.int32)
         tl.store(block_count + i * blocks + block, tl.sum(tl.sum(atleast, axis=1), axis=0))
 
@@ -106,11 +117,12 @@ def logit_groups_kernel(
     numpy=False,
 )
 def logit_groups(
-    kernel, group_max, block_max, block_sum, block_count, logits, logits_rows, idx_mapping, tokens, count
+    kernel, group_max, block_max, block_sum, block_count, logits, logits_rows, idx_mapping, tokens, count, temperature
 ):  # fmt: skip
     (n, groups), blocks = group_max.shape, block_max.shape[1]
     if n:
         kernel[(n, blocks)](
             group_max, block_max, block_sum, block_count, logits, logits.stride(0), logits_rows, idx_mapping, tokens,
-            logits.shape[1], groups, blocks, COUNT=bool(count), GROUP=GROUP, ROWS=BLOCK // GROUP, num_warps=4,
+            temperature, logits.shape[1], groups, blocks, COUNT=bool(count), GROUP=GROUP, ROWS=BLOCK // GROUP,
+            num_warps=4,
         )  # fmt: skip

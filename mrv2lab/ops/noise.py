@@ -142,15 +142,20 @@ def row_keys(seed, position):
 @jit
 def token_bits(k0, k1, token):
     """uint32 keys, token ids[BLOCK] of any integer type -> uint32[BLOCK]."""
+    x = token_rounds(k0, k1, token)
+    return x ^ (x >> 14)
+
+
+@jit
+def token_rounds(k0, k1, token):
+    """All of :func:`token_bits` but its last xor, which moves a number by less than 2^-14 of itself."""
     x = token.to(tl.uint32) + k0
     x = x ^ (x >> 17)
     x = x * 0xED5AD4BB
     x = x ^ (x >> 11)
-    x = x + k1
-    x = x * 0xAC4C1B51
+    x = x * 0xAC4C1B51 + k1 * 0xAC4C1B51  # (x + k1) * 0xAC4C1B51: one multiply-add, the product of keys hoisted
     x = x ^ (x >> 15)
-    x = x * 0x31848BAB
-    return x ^ (x >> 14)
+    return x * 0x31848BAB
 
 
 @jit

@@ -15,6 +15,9 @@ from mrv2lab.ops._op import cdiv, jit, op
 
 tl: Any = None
 
+BLOCK, CHUNK = 2048, 256
+"""Tokens of a program, which is one warp, and those it looks at at a time: what it must read first is read for all."""
+
 
 def apply_penalties_spec(
     logits: Any,
@@ -58,6 +61,20 @@ def apply_penalties_spec(
 
 
 @jit
+def _quotient(x, y, inverse):
+    """x / y rounded to nearest, for inverse = 1 / y rounded so; what the hardware's division does, without its branches
+    for the quotients that it cannot do so: tiny, huge and infinite ones take its own, if a chunk has one."""
+    q = x * inverse
+    q = tl.fma(tl.fma(-q, y, x), inverse, q)
+    q = tl.fma(tl.fma(-q, y, x), inverse, q)
+    odd = (x > 0.0) & ((x < 1e-20) | (x > 1e20))
+    far = tl.where((y < 1e-10) | (y > 1e10), 1, 0)
+    if tl.max(tl.max(odd.to(tl.int32), axis=1), axis=0) + far > 0:
+        q = tl.div_rn(x, y)
+    return q
+
+
+@jit
 def apply_penalties_kernel(
     logits,
     stride,
@@ -73,6 +90,7 @@ def apply_penalties_kernel(
     output_bin_counts,
     vocab,
     BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     index = tl.load(expanded_idx_mapping + row).to(tl.int64)
@@ -83,23 +101,25 @@ def apply_penalties_kernel(
     presence = tl.load(presence_penalty + index)
     if (repetition == 1.0) & (frequency == 0.0) & (presence == 0.0):
         return
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab
-    count = tl.load(output_bin_counts + index * vocab + token, mask=inside, other=0)
     drafts = tl.load(local_pos + row)
     first = tl.load(logits_indices + row) - drafts + 1
-    for i in range(drafts):
-        count += (token == tl.load(input_ids + first + i)).to(tl.int32)
-    seen = count > 0
-    if repetition != 1.0:
-        packed = tl.load(prompt_bin_mask + index * words + token // 32, mask=inside, other=0)
-        seen = seen | (((packed >> (token % 32)) & 1) == 1)
-    seen = seen & inside
-    at = logits + row * stride + token
-    x = tl.load(at, mask=seen, other=0.0)
-    x = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
-    x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
-    tl.store(at, x, mask=seen)
+    inverse = tl.div_rn(1.0, repetition)
+    asked = tl.where(repetition != 1.0, words, 0)  # no other penalty is about the prompt
+    for part in range(tl.program_id(1) * BLOCK, tl.minimum((tl.program_id(1) + 1) * BLOCK, vocab), CHUNK):
+        word = part // 32 + tl.arange(0, CHUNK // 32)
+        token = word[:, None] * 32 + tl.arange(0, 32)[None, :]
+        inside = token < vocab
+        count = tl.load(output_bin_counts + index * vocab + token, mask=inside, other=0)
+        packed = tl.load(prompt_bin_mask + index * words + word, mask=word < asked, other=0)
+        for i in range(drafts):
+            count += (token == tl.load(input_ids + first + i)).to(tl.int32)
+        in_prompt = ((packed[:, None] >> tl.arange(0, 32)[None, :]) & 1) == 1
+        seen = ((count > 0) | in_prompt) & inside
+        at = logits + row * stride + token
+        x = tl.load(at, mask=seen, other=0.0)
+        x = tl.where(x > 0.0, _quotient(x, repetition, inverse), x * repetition)
+        x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
+        tl.store(at, x, mask=seen)
 
 
 @op(spec=apply_penalties_spec, kernel=apply_penalties_kernel, writes=("logits",), numpy=False)
@@ -119,8 +139,8 @@ def apply_penalties(
     n, vocab = logits.shape
     if n:
         # Without fusion every operation rounds, as in the spec.
-        kernel[(n, cdiv(vocab, 2048))](
+        kernel[(n, cdiv(vocab, BLOCK))](
             logits, logits.stride(0), expanded_idx_mapping, local_pos, logits_indices, input_ids, repetition_penalty,
             frequency_penalty, presence_penalty, prompt_bin_mask, prompt_bin_mask.shape[1], output_bin_counts, vocab,
-            BLOCK=2048, enable_fp_fusion=False,
+            BLOCK=BLOCK, CHUNK=CHUNK, num_warps=1, maxnreg=64, enable_fp_fusion=False,
         )  # fmt: skip

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from mrv2lab.ops._cut import BOUNDS, PIVOTS, num_blocks, num_groups
+from mrv2lab.ops._cut import BOUNDS, NEAR_TOKENS, PIVOTS, num_blocks, num_groups
 from mrv2lab.ops._op import next_power_of_2
 from mrv2lab.runtime.base import Runtime
 
 
 @dataclass(frozen=True, slots=True)
 class CutBuffers:
-    """Tables of n rows. About V / 32 bytes a row, and 8 for each of ``capacity`` candidates."""
+    """Tables of n rows. About V / 32 bytes a row and 4 for each candidate; with ``narrow`` V / 6 more."""
 
     # [n] float32 and int32: the cut
     cut_value: torch.Tensor
     cut_id: torch.Tensor
-    # [n] int32: DONE, NARROW or SEARCH
+    # [n] int32: DONE, NARROW, SEARCH, or NEAR and beyond
     status: torch.Tensor
     # [n, 5] float32
     bounds: torch.Tensor
@@ -31,6 +31,9 @@ class CutBuffers:
     block_count: torch.Tensor
     # [n, ceil(V / 2048), 8] float32; of no columns where nobody narrows
     sums: torch.Tensor
+    # [n, ceil(V / 2048), 64] int32 and [n, ceil(V / 2048)] int32: tokens of each block, and their number; likewise
+    near: torch.Tensor
+    near_count: torch.Tensor
     # [n, L] int32: groups
     listed: torch.Tensor
     # [n, C] int32: tokens, C a power of two
@@ -57,6 +60,8 @@ class CutBuffers:
             block_sum=buffer("block_sum", (rows, blocks), torch.float32),
             block_count=buffer("block_count", (rows, blocks), torch.int32),
             sums=buffer("sums", (rows, blocks if narrow else 0, PIVOTS), torch.float32),
+            near=buffer("near", (rows, blocks if narrow else 0, NEAR_TOKENS), torch.int32),
+            near_count=buffer("near_count", (rows, blocks if narrow else 0), torch.int32),
             listed=buffer("listed", (rows, listed), torch.int32),
             candidates=buffer("candidates", (rows, candidates), torch.int32),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mrv2lab.memory.staged_write import StagedWriteTensor, Values
+from mrv2lab.memory import StagedWriteTensor, Values
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.ops.logit_bias import ALLOWED, BIASED, KEEP_STOPS, MIN_LEN, STOPS, logit_bias
 from mrv2lab.protocol import RequestData

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from mrv2lab.ops.argmax import num_blocks
-from mrv2lab.ops.min_p import apply_min_p, min_p_cut
+from mrv2lab.ops.min_p import apply_min_p, min_p_cut, num_groups
 from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.sample.sampling_state import SamplingState
-from mrv2lab.sample.stage import Int32, SampleContext
+from mrv2lab.sample.stage import Cut, Int32, SampleContext
 
 
 class MinP:
@@ -20,6 +20,11 @@ class MinP:
         self.state = state
         # [n, blocks] float32: each block's best logit
         self._local_max = rt.zeros((max_num_logits, num_blocks(vocab_size)), torch.float32, name="min_p.local_max")
+        # [n, groups] float32: likewise, of each 128
+        groups = num_groups(vocab_size, num_blocks(vocab_size))
+        self._group_max = rt.zeros((max_num_logits, groups), torch.float32, name="min_p.group_max")
+        # [n] float32: the least quotient that each row keeps
+        self._cut = rt.zeros(max_num_logits, torch.float32, name="min_p.cut")
 
     def add_request(self, row: int, request: RequestData) -> None:
         """See :meth:`Stage.add_request`. Nothing to do."""
@@ -36,11 +41,15 @@ class MinP:
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """See :meth:`Stage.apply`."""
-        local_max = self._local_max[: logits.shape[0]]
-        apply_min_p(self.rt, logits, local_max, context.batch.expanded_idx_mapping, self.state.log_min_p.gpu)
+        scratch = self._local_max[: logits.shape[0]], self._group_max[: logits.shape[0]]
+        apply_min_p(self.rt, logits, *scratch, context.batch.expanded_idx_mapping, self.state.log_min_p.gpu)
 
-    def cut(self, cut: torch.Tensor, logits: torch.Tensor, context: SampleContext) -> None:
-        """Write cut float32[n], the least logit that each row keeps, and leave ``logits`` [n, V] as they are: for a
-        sampling pass that compares by itself, which saves one write of [n, V]."""
-        local_max = self._local_max[: logits.shape[0]]
-        min_p_cut(self.rt, cut, local_max, logits, context.batch.expanded_idx_mapping, self.state.log_min_p.gpu)
+    def cut(self, logits: torch.Tensor, context: SampleContext) -> Cut:
+        """See :meth:`CuttingStage.cut`."""
+        n = logits.shape[0]
+        value, group_max = self._cut[:n], self._group_max[:n]
+        min_p_cut(
+            self.rt, value, self._local_max[:n], group_max, logits, context.batch.expanded_idx_mapping,
+            self.state.log_min_p.gpu, self.state.temperature.gpu,
+        )  # fmt: skip
+        return value, None, group_max

@@ -12,6 +12,10 @@ from mrv2lab.protocol import RequestData
 from mrv2lab.state.input_batch import InputBatch
 from mrv2lab.state.request_state import RequestState
 
+Cut = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""What a draw keeps of each of n rows: value float32[n], id int32[n] (None: every token of the value stays), and the
+largest logits of groups of 128, float32[n, ceil(V / 128)]. See ``ops/gumbel_cut.py``."""
+
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -53,3 +57,11 @@ class Stage(Protocol):
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """Queue its work on ``logits`` float32[n, V], in place."""
+
+
+class CuttingStage(Stage, Protocol):
+    """A stage behind the temperature, which only drops tokens."""
+
+    def cut(self, logits: torch.Tensor, context: SampleContext) -> Cut:
+        """Queue the search for what :meth:`apply` would drop of ``logits`` [n, V] divided by the temperatures; they are
+        of any float type, nobody has divided them, and they stay as they are."""

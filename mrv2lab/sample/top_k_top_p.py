@@ -9,15 +9,16 @@ from mrv2lab.ops.top_k_top_p import apply_cut, find_cut
 from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.sample.cut_buffers import CutBuffers
-from mrv2lab.sample.stage import Int32, SampleContext
+from mrv2lab.sample.stage import Cut, Int32, SampleContext
 
 
 class TopKTopP:
     """Exactly k survive top-k, ties to the lowest ids; rows with at most k finite logits are left alone. Top-p keeps
     the smallest set of most likely survivors that reaches p of their probability, ties alike, and never nothing.
 
-    Reads the tables of ``SamplingState``: ``top_k`` int32[R] (V = all) and ``top_p`` float32[R] (1 = all). ``find``
-    leaves the rows' cuts for a sampling pass that applies them itself; ``apply`` writes -inf behind them.
+    Reads the tables of ``SamplingState``: ``top_k`` int32[R] (V = all), ``top_p`` float32[R] (1 = all) and, for
+    ``cut``, ``temperature``. ``cut`` leaves the rows' cuts for a draw that applies them itself; ``apply`` writes -inf
+    behind them.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class TopKTopP:
         rt: Runtime,
         top_k: UvaBackedTensor,
         top_p: UvaBackedTensor,
+        temperature: UvaBackedTensor,
         *,
         max_num_logits: int,
         vocab_size: int,
@@ -34,6 +36,7 @@ class TopKTopP:
         self.rt = rt
         self.top_k = top_k
         self.top_p = top_p
+        self.temperature = temperature
         self.vocab_size = vocab_size
         self.buffers = CutBuffers.make(
             rt, "top_k_top_p", max_num_logits, vocab_size, listed=listed, candidates=candidates, narrow=True
@@ -56,18 +59,21 @@ class TopKTopP:
         """See :meth:`Stage.used`."""
         return bool((self.top_k.np[rows] < self.vocab_size).any() or (self.top_p.np[rows] < 1).any())
 
-    def find(self, logits: torch.Tensor, rows: Int32, idx_mapping: torch.Tensor) -> CutBuffers:
+    def find(
+        self, logits: torch.Tensor, rows: Int32, idx_mapping: torch.Tensor, temperature: torch.Tensor | None = None
+    ) -> CutBuffers:
         """Queue the search; the buffers' ``cut_value`` and ``cut_id`` will hold the cut of each of n logits rows.
 
-        ``logits`` [n, V] of any float type and row stride, after the temperature; ``rows`` int32[r] the batch's rows on
-        the host; ``idx_mapping`` int32[n] the logits rows', on the device, negative for padding.
+        ``logits`` [n, V] of any float type and row stride, after the temperature, or before it if ``temperature``
+        float32[R] is given; ``rows`` int32[r] the batch's rows on the host; ``idx_mapping`` int32[n] the logits rows',
+        on the device, negative for padding.
         """
         n = logits.shape[0]
         buffers = self.buffers.first(n)
         narrow = bool(((self.top_p.np[rows] < 1) & (self.top_k.np[rows] >= self.vocab_size)).any())
         find_cut(
             self.rt, buffers, logits, self._rows[:n], idx_mapping, self._tokens[:n], False, self.top_k.gpu,
-            self.top_p.gpu, narrow,
+            self.top_p.gpu, narrow, temperature,
         )  # fmt: skip
         return buffers
 
@@ -76,3 +82,8 @@ class TopKTopP:
         found = self.find(logits, context.rows, context.batch.expanded_idx_mapping)
         rows = self._rows[: logits.shape[0]]
         apply_cut(self.rt, logits, rows, found.group_max, found.cut_value, found.cut_id)
+
+    def cut(self, logits: torch.Tensor, context: SampleContext) -> Cut:
+        """See :meth:`CuttingStage.cut`."""
+        found = self.find(logits, context.rows, context.batch.expanded_idx_mapping, self.temperature.gpu)
+        return found.cut_value, found.cut_id, found.group_max

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runtime.base import Runtime
@@ -51,8 +50,10 @@ def test_rows_by_request(rt, vocab):
     values = (rng.normal(0, 3, (12, vocab))).astype(np.float32)
     values[rng.random(values.shape) < 0.2] = -INF
     logits = lives.logits(values)
-    cut = rt.zeros(12, torch.float32, name="cut")
-    lives.stage.cut(cut, logits, context)
+    cut, none, group_max = lives.stage.cut(logits, context)
+    assert none is None
+    best = rt.read(group_max)[0, 0].item()
+    assert best == values[0, :128].max()
     lives.stage.apply(logits, context)
     got, cuts = rt.read(logits).numpy(), rt.read(cut).numpy()
     by_cut = np.where(values >= cuts[:, None], values, -INF)

@@ -17,8 +17,10 @@ INPUTS = ["pos_seq_lens", "combine_tokens", "gather_block_tables", "slot_mapping
 COUNT = ["num_sampled.one", "num_sampled_and_rejected"]
 GREEDY = ["argmax_blocks", "reduce_blocks"]
 DRAWN = ["gumbel_blocks", "reduce_blocks"]
+CUT_DRAWN = ["gumbel_cut_blocks", "reduce_blocks"]
 CUT = ["logit_groups", "cut_from_groups", "search_cut"]
-NARROW = ["logit_groups", "cut_from_groups", *["narrow_sums", "narrow_choose"] * 3, "search_cut"]
+ROUND = ["narrow_sums", "narrow_choose"]
+NARROW = ["logit_groups", "cut_from_groups", *ROUND, *[*ROUND, "list_near"] * 2, "search_cut"]
 LOGPROBS = [*CUT, "topk_ids", "token_logprobs"]
 
 STEPS: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -32,21 +34,29 @@ STEPS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a processor": ({"extra_args": {"add": 1}}, ["cast_logits", "output_tokens", "custom.call", *GREEDY, *COUNT]),
     "min_p": (
         {"min_p": 0.1, "temperature": 0.7},
-        ["cast_logits", "apply_temperature", "min_p_blocks", "min_p_mask", *DRAWN, *COUNT],
+        ["min_p_blocks", "min_p_threshold", *CUT_DRAWN, *COUNT],
     ),
     "top_k": (
         {"top_k": 4, "temperature": 0.7},
-        ["cast_logits", "apply_temperature", *CUT, "apply_cut", *DRAWN, *COUNT],
+        [*CUT, *CUT_DRAWN, *COUNT],
     ),
     "top_k and top_p": (
         {"top_k": 4, "top_p": 0.5, "temperature": 0.7},
-        ["cast_logits", "apply_temperature", *CUT, "apply_cut", *DRAWN, *COUNT],
+        [*CUT, *CUT_DRAWN, *COUNT],
     ),
     "top_p": (
         {"top_p": 0.5, "temperature": 0.7},
-        ["cast_logits", "apply_temperature", *NARROW, "apply_cut", *DRAWN, *COUNT],
+        [*NARROW, *CUT_DRAWN, *COUNT],
     ),
-    "top_k at temperature 1": ({"top_k": 4, "temperature": 1.0}, ["cast_logits", *CUT, "apply_cut", *DRAWN, *COUNT]),
+    "top_k at temperature 1": ({"top_k": 4, "temperature": 1.0}, [*CUT, *CUT_DRAWN, *COUNT]),
+    "top_k and a bias": (
+        {"top_k": 4, "logit_bias": {3: 2.0}, "temperature": 0.7},
+        ["cast_logits", "logit_bias", *CUT, *CUT_DRAWN, *COUNT],
+    ),
+    "min_p and top_k": (
+        {"top_k": 4, "min_p": 0.1, "temperature": 0.7},
+        ["cast_logits", "apply_temperature", "min_p_blocks", "min_p_mask", *CUT, "apply_cut", *DRAWN, *COUNT],
+    ),
     "cuts of a greedy request": ({"top_k": 4, "min_p": 0.5, "top_p": 0.5}, [*GREEDY, *COUNT]),
     "logprobs": ({"logprobs": 2}, [*GREEDY, *COUNT, *LOGPROBS]),
     "prompt logprobs, later": ({"prompt_logprobs": 2}, [*GREEDY, *COUNT]),

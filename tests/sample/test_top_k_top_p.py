@@ -32,7 +32,10 @@ class Tables:
         self.top_p.np[:] = [1, 1, 0.9, 0.5]
         self.top_k.publish()
         self.top_p.publish()
-        self.stage = TopKTopP(rt, self.top_k, self.top_p, max_num_logits=8, vocab_size=V)
+        self.temperature = UvaBackedTensor(transfers, "temperature", 4, torch.float32)
+        self.temperature.np[:] = [1, 0.5, 0.7, 0]
+        self.temperature.publish()
+        self.stage = TopKTopP(rt, self.top_k, self.top_p, self.temperature, max_num_logits=8, vocab_size=V)
 
 
 def rows(*numbers):
@@ -84,6 +87,20 @@ def test_interpreted():
     assert torch.equal(rt.read(made), torch.zeros(2, V))
 
 
+def test_cuts_of_quotients(rt):
+    """``cut`` finds in raw logits what ``find`` finds in logits divided by the temperatures."""
+    tables = Tables(rt)
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(4)) * 2
+    index = rt.adopt(torch.arange(4, dtype=torch.int32), "mapping")
+    context = SimpleNamespace(rows=rows(0, 1, 2, 3), batch=SimpleNamespace(expanded_idx_mapping=index))
+    value, last, group_max = tables.stage.cut(rt.adopt(logits, "raw"), context)
+    got = rt.read(value).tolist(), rt.read(last).tolist()
+    assert rt.read(group_max)[1, 0] == logits[1, :128].max()
+    divided = rt.adopt(logits / torch.tensor([1, 0.5, 0.7, 1])[:, None], "divided")
+    found = tables.stage.find(divided, context.rows, index)
+    assert got == (rt.read(found.cut_value).tolist(), rt.read(found.cut_id).tolist())
+
+
 def test_launches_only_what_the_batch_needs(cpu):
     tables = Tables(cpu)
     logits, index = cpu.zeros((1, V), torch.float32, name="logits"), cpu.zeros(1, torch.int32, name="mapping")
@@ -91,12 +108,12 @@ def test_launches_only_what_the_batch_needs(cpu):
     tables.stage.find(logits, rows(1), index)
     assert cpu.main.queued - before == 3
     tables.stage.find(logits, rows(1, 2), index)
-    assert cpu.main.queued - before == 3 + 9  # and three rounds of narrowing
+    assert cpu.main.queued - before == 3 + 11  # and three rounds of narrowing, two lists
 
 
 def test_memory():
-    """No [n, V]: a 32nd of it and the candidates."""
+    """No [n, V]: a 16th of it."""
     rt = CpuRuntime()
     table = UvaBackedTensor(POLICIES["pinned_copy"](rt), "t", 4, torch.int32)
-    stage = TopKTopP(rt, table, table, max_num_logits=16, vocab_size=151_936)
-    assert stage.buffers.nbytes < 16 * 151_936 * 4 / 32
+    stage = TopKTopP(rt, table, table, table, max_num_logits=16, vocab_size=151_936)
+    assert stage.buffers.nbytes < 16 * 151_936 * 4 / 16

@@ -16,6 +16,7 @@ from mrv2lab.config import DType, EngineConfig, ModelConfig, RunnerName, Transfe
 from mrv2lab.engine.async_scheduler import AsyncScheduler
 from mrv2lab.engine.core import EngineCore
 from mrv2lab.engine.grammar import Grammars
+from mrv2lab.engine.graph_report import graph_report
 from mrv2lab.engine.options import split_options, threads_for
 from mrv2lab.engine.output_processor import OutputProcessor
 from mrv2lab.engine.outputs import RequestOutput, RunReport
@@ -25,11 +26,13 @@ from mrv2lab.engine.rows import rows_of
 from mrv2lab.engine.scheduler import Scheduler
 from mrv2lab.engine.submit import Intake
 from mrv2lab.engine.text import TextStream
+from mrv2lab.engine.warm_up import WarmUp
 from mrv2lab.engine.worker import Worker
 from mrv2lab.engine.workload import Workload
 from mrv2lab.model.load import load_model
 from mrv2lab.observer import NULL_OBSERVER, Observer
 from mrv2lab.protocol import LogitsProcessor, SamplingParams
+from mrv2lab.runner import ModelRunner
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime import make_runtime
 from mrv2lab.runtime.cpu import CpuRuntime
@@ -48,12 +51,15 @@ class Engine:
     ``model`` is ``"tiny"`` (shipped), ``"smollm2"``, a preset, a Hugging Face folder, a ``.gguf`` file or a
     :class:`ModelConfig` (seeded random weights). ``runner`` is ``"mrv2"`` or ``"v1"``. ``device`` is ``"auto"``,
     ``"cpu"``, ``"cuda"``. ``transfer`` None is each runner's own: ``uva_pool`` for MRV2, ``barrier`` for V1. Further
-    keywords are fields of :class:`CacheConfig`, :class:`SchedulerConfig` and :class:`RunnerConfig` (``num_blocks=64``,
-    ``max_num_reqs=8``, ``lag=1``, ...). ``seed`` draws the seeds of requests that give none; under V1, which has none
-    for each, it seeds the generator that they share.
+    keywords are fields of :class:`CacheConfig`, :class:`SchedulerConfig`, :class:`RunnerConfig` and
+    :class:`GraphConfig` (``num_blocks=64``, ``max_num_reqs=8``, ``lag=1``, ``cudagraph_mode="full_and_piecewise"``,
+    ...). ``num_blocks=None`` sizes the KV cache by a memory profile; ``config.cache.num_blocks`` is what came of it.
+    ``seed`` draws the seeds of requests that give none; under V1, which has none for each, it seeds the generator that
+    they share.
     Outputs of the latest ``keep_finished`` finished requests stay in ``requests``. ``logits_processors`` are stages of
     one's own (``protocol.LogitsProcessor``). A request may ask for ``max_logprobs`` log-probabilities a token at most
-    (-1 = no limit).
+    (-1 = no limit). ``warm_up`` compiles every kernel beforehand (:meth:`warm_up`); None = only on a GPU and
+    where graphs are captured. ``progress`` draws bars meanwhile.
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
     """
@@ -70,12 +76,14 @@ class Engine:
         keep_finished: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
         max_logprobs: int = 20,
+        warm_up: bool | None = None,
+        progress: bool = True,
         observer: Observer = NULL_OBSERVER,
         **options: Any,
     ) -> None:
         if transfer is None:
             transfer = "barrier" if runner == "v1" else "uva_pool"
-        cache, scheduler, runner_config = split_options(
+        cache, scheduler, runner_config, graphs = split_options(
             options, {"runner": runner, "device": device, "transfer": transfer}
         )
         if not isinstance(keep_finished, int) or keep_finished < 0:
@@ -89,12 +97,13 @@ class Engine:
             limit = loaded.config.max_position_embeddings
             if "max_model_len" not in options and scheduler.max_model_len > limit:
                 scheduler = dataclasses.replace(scheduler, max_model_len=limit)
-            self.config = EngineConfig(loaded.config, cache, scheduler, runner_config)
+            self.config = EngineConfig(loaded.config, cache, scheduler, runner_config, graphs=graphs)
             self.tokenizer = loaded.tokenizer
             self.intake = Intake(loaded.config, max_logprobs, logits_processors)
             if isinstance(self.rt, CpuRuntime):
                 self.rt.threads = threads_for(runner_config, loaded.weights)
-            self.worker = Worker(self.config, self.rt, loaded.weights)
+            self.worker = Worker(self.config, self.rt, loaded.weights, warm_up=warm_up, progress=progress)
+            self.config = self.worker.config
         except BaseException:
             self.close()  # its threads would outlive it
             raise
@@ -107,7 +116,8 @@ class Engine:
 
     def _start(self) -> None:
         kind = AsyncScheduler if self.config.scheduler.async_scheduling else Scheduler
-        self.scheduler = kind(self.config.scheduler, self.config.cache, self.config.spec)
+        windows = tuple(group.window for group in self.config.model.kv_groups)
+        self.scheduler = kind(self.config.scheduler, self.config.cache, self.config.spec, windows)
         depth = self.config.scheduler.max_concurrent_steps
         is_v1 = self.config.runner.runner == "v1"
         project = V1Projection(self.scheduler.requests) if is_v1 else project_mrv2
@@ -198,10 +208,9 @@ class Engine:
         try:
             updates = self.core.step()
             self.num_steps += 1
-            outputs = list(self.output_processor.step(updates, self.core.last_output, self.num_steps))
-            for update, output in zip(updates, outputs, strict=True):
-                if output.finished and update.finish_reason is None:  # by a stop string, which only the text shows
-                    self.scheduler.finish(output.request_id, "stop")
+            outputs = self.output_processor.step(updates, self.core.last_output, self.num_steps)
+            for request_id in self.output_processor.ended_by_text:
+                self.scheduler.finish(request_id, "stop")
             return outputs
         except BaseException as error:  # an interrupt too: host, device and outputs are out of step
             self._broken = error
@@ -292,6 +301,21 @@ class Engine:
         seconds = time.perf_counter() - began
         return RunReport(workload.name, outputs, self.num_steps - started, seconds, stats)
 
+    def warm_up(self, *, progress: bool = True) -> WarmUp:
+        """Compile every kernel that a workload may need and allocate what is allocated on first use, by small requests
+        that leave nothing behind. Automatic on a GPU where graphs are captured.
+
+        Raises ``RuntimeError`` while requests are unfinished.
+        """
+        self._refuse_if_broken()
+        if self.scheduler.has_unfinished():
+            raise RuntimeError(
+                f"{len(self.scheduler.requests)} requests are unfinished; run or abort them before warm_up()"
+            )
+        while self.has_work():  # steps in flight for nobody, and the last message of who is gone
+            self.step()
+        return self.worker.warm_up(progress=progress)
+
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> pd.DataFrame:
@@ -302,6 +326,14 @@ class Engine:
         """
         self._refuse_if_broken()
         return rows_of(self.rt, self.worker.runner, self._decode)
+
+    def graph_report(self) -> Any:
+        """What the graphs cost, how often each was replayed, what was padded, and why steps were eager: MRV2's is a
+        :class:`~mrv2lab.engine.graph_report.GraphReport`, V1's its own."""
+        runner = self.worker.runner
+        if isinstance(runner, ModelRunner):
+            return graph_report(self.worker.capture_report, runner.graphs.stats)
+        return runner.graph_report()
 
     def _decode(self, token_ids: list[int]) -> str:
         """Text of known tokens; placeholders, which V1 has, show as ``?``."""

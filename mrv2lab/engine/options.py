@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mrv2lab.config import CacheConfig, RunnerConfig, SchedulerConfig
+from mrv2lab.config import CacheConfig, GraphConfig, RunnerConfig, SchedulerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,10 @@ SMALL_MODEL = 50_000_000
 
 def split_options(
     options: dict[str, Any], runner_options: dict[str, Any]
-) -> tuple[CacheConfig, SchedulerConfig, RunnerConfig]:
+) -> tuple[CacheConfig, SchedulerConfig, RunnerConfig, GraphConfig]:
     """Sort keyword options into the configs they are fields of. Raises ``TypeError`` naming an unknown one."""
-    kinds: list[Any] = [CacheConfig, SchedulerConfig, RunnerConfig]
-    made: list[dict[str, Any]] = [{}, {}, dict(runner_options)]
+    kinds: list[Any] = [CacheConfig, SchedulerConfig, RunnerConfig, GraphConfig]
+    made: list[dict[str, Any]] = [{}, {}, dict(runner_options), {}]
     for name, value in options.items():
         for kind, chosen in zip(kinds, made, strict=True):
             if name in _fields(kind):
@@ -29,7 +29,7 @@ def split_options(
         else:
             known = ", ".join(sorted(name for kind in kinds for name in _fields(kind)))
             raise TypeError(f"unknown option {name!r}; known: {known}")
-    return CacheConfig(**made[0]), SchedulerConfig(**made[1]), RunnerConfig(**made[2])
+    return CacheConfig(**made[0]), SchedulerConfig(**made[1]), RunnerConfig(**made[2]), GraphConfig(**made[3])
 
 
 def _fields(kind: Any) -> list[str]:

@@ -6,7 +6,7 @@ Counterpart in vLLM: ``v1/engine/output_processor.py``, OutputProcessor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from mrv2lab.engine.logprobs import LogprobRows
 from mrv2lab.engine.outputs import RequestOutput
@@ -23,6 +23,8 @@ class OutputProcessor:
         """Unfinished requests and the latest finished ones, by id."""
         self.texts: dict[str, TextStream] = {}
         """Of unfinished requests, where there is a tokenizer."""
+        self.ended_by_text: list[str] = []
+        """Who ended in the latest step by a stop string, which only the text shows."""
         self._keep_finished = keep_finished
         self._finished: deque[str] = deque()
         self._started_at: dict[str, int] = {}
@@ -45,15 +47,29 @@ class OutputProcessor:
 
     def step(
         self, updates: Iterable[RequestUpdate], produced: ModelRunnerOutput | None, step: int
-    ) -> Iterator[RequestOutput]:
+    ) -> list[RequestOutput]:
         """Apply a step's updates; ``produced`` is the runner's output that they came from."""
+        self.ended_by_text = []
         starts = _logprob_starts(produced) if produced is not None else {}
+        is_plain = not self.texts and not self._prompt_wanted and (produced is None or not produced.num_nans)
+        outputs: list[RequestOutput] = []
+        requests, started_at = self.requests, self._started_at
         for update in updates:
-            output = self.requests[update.req_id]
-            self._add_tokens(output, update)
-            if produced is not None:
-                self._add_figures(output, produced, starts.get(update.req_id))
-            yield self._settle(output, step)
+            request_id, tokens, reason = update
+            output = requests[request_id]
+            if is_plain and reason is None and output.logprobs is None:
+                # The steady decode: what the calls below come to, without them.
+                output.new_text = ""
+                output.new_token_ids = tokens
+                output.token_ids.extend(tokens)
+                output.steps = step - started_at[request_id]
+            else:
+                self._add_tokens(output, update)
+                if produced is not None:
+                    self._add_figures(output, produced, starts.get(request_id))
+                self._settle(output, step)
+            outputs.append(output)
+        return outputs
 
     def end(self, update: RequestUpdate, step: int) -> RequestOutput:
         """Apply an end that no step brought: an abort."""
@@ -70,6 +86,8 @@ class OutputProcessor:
             output.new_text, kept, stop = text.add(tokens)
             if stop is not None and reason != "error":
                 # It wins over a length or a stop token that came with it: the text ends there.
+                if reason is None:
+                    self.ended_by_text.append(update.req_id)
                 tokens, reason, output.stop_reason = tokens[:kept], "stop", stop
             if reason is not None:
                 output.new_text += text.flush()

@@ -26,6 +26,8 @@ def token_ids_of(prompt: Any) -> list[int]:
     if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
         raise ValueError(f"a prompt is text or a sequence of integer token ids, got {prompt!r}")
     token_ids = list(prompt)
+    if set(map(type, token_ids)) == {int}:  # what nearly everybody gives, 30 times as fast
+        return token_ids
     for token in token_ids:
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
             hint = "; several prompts go to generate()" if isinstance(token, str) else ""

@@ -5,44 +5,132 @@ Counterpart in vLLM: ``v1/worker/gpu_worker.py``.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 
-from mrv2lab.attention import make_attention_builder
+from mrv2lab.attention import make_backend
 from mrv2lab.config import EngineConfig
-from mrv2lab.model.decoder import Decoder
+from mrv2lab.engine.kv_cache_config import KVCacheConfig, make_kv_cache_config, resolve_kv_cache
+from mrv2lab.engine.kv_layout import layer_to_group
+from mrv2lab.engine.warm_up import BLOCKS, WarmUp, largest_step, warm_up
+from mrv2lab.model.decoder import Decoder, KVCache
 from mrv2lab.protocol import AsyncModelRunnerOutput, GrammarOutput
 from mrv2lab.runner import ModelRunner
+from mrv2lab.runner.dummy import unobserved
+from mrv2lab.runner.profile_memory import MemoryProfile, profile_memory
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.device_memory import default_memory
 
 
 class Worker:
-    """One device's share of the work: here, all of it."""
+    """One device's share of the work: here, all of it.
 
-    def __init__(self, config: EngineConfig, rt: Runtime, weights: dict[str, torch.Tensor]) -> None:
+    Building one sizes the KV cache (:mod:`mrv2lab.engine.kv_cache_config`), and, where the config asks for graphs,
+    warms up and captures them. ``warm_up`` None = only where kernels are compiled and graphs captured. ``progress``
+    draws bars meanwhile.
+    Raises ``ValueError`` with the remedy for a KV cache that does not fit.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rt: Runtime,
+        weights: dict[str, torch.Tensor],
+        *,
+        warm_up: bool | None = None,
+        progress: bool = False,
+    ) -> None:
         self.rt = rt
-        model = config.model
-        decoder = Decoder(
+        self.config = config
+        """The engine's, its ``cache.num_blocks`` resolved."""
+        self.warmed_up: WarmUp | None = None
+        """The latest warm-up."""
+        self.capture_report: Any = None
+        """What the graphs cost; None = none were asked for."""
+        model, scheduler = config.model, config.scheduler
+        attention = make_backend(rt, config)
+        self.decoder = Decoder(
             model,
             weights,
             rt,
-            max_num_tokens=config.scheduler.max_num_batched_tokens,
-            max_num_logits=min(config.scheduler.max_num_reqs, config.scheduler.max_num_batched_tokens),
+            max_num_tokens=scheduler.max_num_batched_tokens,
+            max_num_logits=min(scheduler.max_num_reqs, scheduler.max_num_batched_tokens),
+            attention=attention,
+            layer_to_group=layer_to_group(model),
         )
-        shape = (config.cache.num_blocks, config.cache.block_size, model.num_key_value_heads, model.head_dim)
-        dtype = getattr(torch, model.dtype)
-        # a layer: key and value cache, each [blocks, block_size, Hk, D]; block 0 is the null block
-        self.kv_caches = [
-            (rt.zeros(shape, dtype, name=f"key_cache.{i}"), rt.zeros(shape, dtype, name=f"value_cache.{i}"))
-            for i in range(model.num_hidden_layers)
-        ]
-        decoder.bind_kv_cache(self.kv_caches)
-        self.decoder = decoder
-        kind = {"mrv2": ModelRunner, "v1": ModelRunnerV1}[config.runner.runner]
-        self.runner: Any = kind(config, rt, decoder, make_attention_builder(rt))
+        kind: Any = {"mrv2": ModelRunner, "v1": ModelRunnerV1}[config.runner.runner]
+        self.runner: Any = kind(config, rt, self.decoder, attention)
         """``ModelRunner`` or ``ModelRunnerV1``: whoever looks inside knows which."""
+        self._progress = progress
+        self.kv_cache_config: KVCacheConfig = resolve_kv_cache(config, rt, self._profile)
+        num_blocks = self.kv_cache_config.num_blocks
+        self.config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=num_blocks))
+        # a layer: key and value cache, each [blocks, block_size, Hk, D]; block 0 is the null block
+        self.kv_caches = self._make_kv_caches(self.kv_cache_config)
+        self.decoder.bind_kv_cache(self.kv_caches)
+        graphs = config.graphs.cudagraph_mode != "none"
+        if warm_up is None:
+            warm_up = graphs and rt.backend == "triton"
+        if warm_up and self.warmed_up is None:
+            self.warm_up(progress=progress)
+        if graphs:
+            with torch.inference_mode(), rt.active():
+                self.capture_report = self.runner.warm_up_and_capture(progress=progress)
+
+    def _make_kv_caches(self, size: KVCacheConfig, prefix: str = "") -> list[KVCache]:
+        dtype = getattr(torch, self.config.model.dtype)
+        pairs = [
+            (
+                self.rt.zeros(size.shape, dtype, name=f"{prefix}key_cache.{i}"),
+                self.rt.zeros(size.shape, dtype, name=f"{prefix}value_cache.{i}"),
+            )
+            for i in range(size.num_tensors)
+        ]
+        return [pairs[i] for i in size.tensor_of_layer]
+
+    def _profile(self) -> MemoryProfile:
+        """Warm up and measure, over a KV cache of a few blocks that goes again."""
+        config, total = self.config, self.config.cache.memory_bytes
+        if total is None and config.cache.num_blocks is None:
+            total = default_memory(self.rt)
+        small = make_kv_cache_config(config, 1 + BLOCKS, None)
+        self.kv_caches = self._make_kv_caches(small, "profile.")
+        self.decoder.bind_kv_cache(self.kv_caches)
+        try:
+            self.warm_up(progress=self._progress)
+            with unobserved(self.rt):
+                return profile_memory(
+                    self.rt,
+                    self._largest_step,
+                    utilization=config.cache.gpu_memory_utilization,
+                    total=total,
+                    graphs=self._graph_estimate(),
+                    without=small.nbytes,
+                )
+        finally:
+            # Caches of no block, so that nobody holds the profile's.
+            self.kv_caches = self._make_kv_caches(make_kv_cache_config(config, 0, None), "no.")
+            self.decoder.bind_kv_cache(self.kv_caches)
+
+    def _largest_step(self) -> None:
+        self.runner.dummy_run(largest_step(self.config.scheduler))
+
+    def _graph_estimate(self) -> int:
+        """Device memory of the graphs to come: a CUDA graph keeps its launches' arguments and little else."""
+        if self.rt.device.type != "cuda":
+            return 0
+        graphs = self.runner.graphs
+        shapes = graphs.table.candidates() if isinstance(self.runner, ModelRunner) else graphs.dispatcher.to_capture()
+        return len(shapes) * 8 * self.config.model.num_hidden_layers * BYTES_A_LAUNCH
+
+    def warm_up(self, *, progress: bool = True) -> WarmUp:
+        """Run small requests of every kind, so that no later one meets a compilation; nothing of them is left in the
+        tables. Only while no request is there."""
+        self.warmed_up = warm_up(self, self.config, progress=progress)
+        return self.warmed_up
 
     def execute_model(self, output: Any) -> bool:
         """Queue a step up to the hidden states; False if it has no tokens. ``output`` is the runner's own message."""
@@ -61,3 +149,7 @@ class Worker:
         """Drop queued work and every request's row."""
         self.rt.reset()
         self.runner.reset()
+
+
+BYTES_A_LAUNCH = 8 << 10
+"""Of a captured CUDA graph, rounded up."""

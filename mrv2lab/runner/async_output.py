@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from mrv2lab.protocol import ModelRunnerOutput
 from mrv2lab.runner.sample_output import StepExtras
 from mrv2lab.runtime.base import Event, Runtime
+from mrv2lab.state.prefix import Prefix
 
 
 @dataclass(slots=True)
@@ -28,6 +29,16 @@ class _Slot:
     ready: Event
     copied: Event
     owner: AsyncOutput | None = None
+    first: tuple[Prefix, Prefix, Prefix, Prefix] = field(init=False)
+    """The first rows of the four."""
+
+    def __post_init__(self) -> None:
+        self.first = (
+            Prefix(self.sampled),
+            Prefix(self.num_sampled),
+            Prefix(self.sampled_host),
+            Prefix(self.num_sampled_host),
+        )
 
 
 class AsyncOutput:
@@ -59,8 +70,11 @@ class AsyncOutput:
 
     def _tokens(self, slot: _Slot) -> list[list[int]]:
         count = len(self.req_ids)
-        tokens, lengths = slot.sampled_np[:count].tolist(), slot.num_sampled_np[:count].tolist()
-        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+        tokens: list[list[int]] = slot.sampled_np[:count].tolist()
+        lengths = slot.num_sampled_np[:count]
+        if lengths.min() == slot.sampled_np.shape[1]:  # none is cut short
+            return tokens
+        return [row[:length] for row, length in zip(tokens, lengths.tolist(), strict=True)]
 
 
 class OutputRing:
@@ -109,8 +123,9 @@ class OutputRing:
         slot.ready.record(rt.main)
         rt.copy.wait_event(slot.ready)
         with rt.use(rt.copy):
-            rt.d2h(slot.sampled_host[:count], slot.sampled[:count])
-            rt.d2h(slot.num_sampled_host[:count], slot.num_sampled[:count])
+            sampled, num_sampled, sampled_host, num_sampled_host = slot.first
+            rt.d2h(sampled_host(count), sampled(count))
+            rt.d2h(num_sampled_host(count), num_sampled(count))
             if extras is not None:
                 extras.copy(rt)
             slot.copied.record(rt.copy)

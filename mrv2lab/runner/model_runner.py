@@ -12,28 +12,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.attention import AttentionMetadataBuilder
+from mrv2lab.attention import AttentionBackend
 from mrv2lab.config import EngineConfig
-from mrv2lab.memory.staged_write import StagedDiff
+from mrv2lab.graphs import Decision
+from mrv2lab.graphs.report import CaptureReport
+from mrv2lab.memory import StagedDiff
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.post_update import post_update
-from mrv2lab.protocol import (
-    CommonAttentionMetadata,
-    ForwardInputs,
-    GrammarOutput,
-    Model,
-    ModelState,
-    MRV2SchedulerOutput,
-)
+from mrv2lab.protocol import ForwardInputs, GrammarOutput, Model, ModelState, MRV2SchedulerOutput
 from mrv2lab.runner.async_output import AsyncOutput, OutputRing
-from mrv2lab.runner.prepare import prepare_inputs
+from mrv2lab.runner.capture import capture_graphs
+from mrv2lab.runner.dummy import dummy_run
+from mrv2lab.runner.forward import ForwardPass
+from mrv2lab.runner.prepare import prepare_decodes, prepare_inputs, upload_batch
 from mrv2lab.runner.sample_output import SampleOutputs, StepPlan
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import POLICIES
 from mrv2lab.sample import Sampler, SamplingState
 from mrv2lab.sample.grammar import GrammarMask
 from mrv2lab.sample.stage import SampleContext
-from mrv2lab.state import BlockTables, InputBatch, InputBuffers, RequestState, gather_host_batch
+from mrv2lab.state import BlockTables, HostBatch, InputBatch, InputBuffers, RequestState, gather_host_batch
 
 
 class ModelRunner:
@@ -44,7 +42,7 @@ class ModelRunner:
         config: EngineConfig,
         rt: Runtime,
         model: Model,
-        attention: AttentionMetadataBuilder,
+        attention: AttentionBackend,
         model_state: ModelState | None = None,
     ) -> None:
         scheduler, spec = config.scheduler, config.spec
@@ -52,7 +50,6 @@ class ModelRunner:
             raise ValueError("the MRV2 runner has no rejection sampler yet; set num_speculative_tokens to 0")
         self.rt = rt
         self.model = model
-        self.attention = attention
         self.model_state = model_state or ModelState()
         depth = max(config.runner.pool_depth, 1)
         self.transfers = POLICIES[config.runner.transfer](rt, depth)
@@ -61,12 +58,14 @@ class ModelRunner:
         self.block_tables = BlockTables(
             rt,
             self.transfers,
-            block_sizes=(config.cache.block_size,),
+            block_sizes=(config.cache.block_size,) * len(config.model.kv_groups),
             max_num_reqs=reqs,
             max_model_len=scheduler.max_model_len,
             max_num_batched_tokens=tokens,
         )
         self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens)
+        self.forward_pass = ForwardPass(config, rt, attention, self.buffers, self.block_tables)
+        self.graphs = self.forward_pass.graphs
         vocab, logits_rows, in_flight = (
             config.model.vocab_size,
             min(reqs, tokens),
@@ -95,13 +94,16 @@ class ModelRunner:
             take_errors=self.sampler.custom.take_errors,
         )
         self.outputs = OutputRing(rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=in_flight)
+        self._fused_prepare = config.runner.fused_prepare
         # [R] int32
         self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
         rt.register("num_sampled.one", _fill_one)
-        self._forwarded: tuple[InputBatch, StepPlan] | None = None
-        """The batch between ``execute_model`` and ``sample_tokens``, and what it must bring back."""
+        self._forwarded: tuple[InputBatch, StepPlan, Decision] | None = None
+        """The batch between ``execute_model`` and ``sample_tokens``, what it must bring back, and its graph."""
         self.batch: InputBatch | None = None
-        """The batch of the latest step that had one, and its logits [n, V], for observers."""
+        """The batch of the latest step that had one, what the decoder got of it (padded as its graph was), and its
+        logits [n, V], for observers."""
+        self.forward_inputs: ForwardInputs | None = None
         self.logits: torch.Tensor | None = None
         self.force: Callable[[list[str], torch.Tensor], None] | None = None
         """Called after sampling with the batch's ids and the device tensor sampled int64[r, K + 1], which it may write
@@ -109,8 +111,11 @@ class ModelRunner:
 
     # -- execute_model -------------------------------------------------------------------------------------------------
 
-    def execute_model(self, output: MRV2SchedulerOutput) -> bool:
-        """Queue everything up to the hidden states; False if the step has no tokens (then nothing is to be sampled)."""
+    def execute_model(self, output: MRV2SchedulerOutput, fabricated: HostBatch | None = None) -> bool:
+        """Queue everything up to the hidden states; False if the step has no tokens (then nothing is to be sampled).
+
+        ``fabricated``: a batch of nobody's requests in place of the message's; see :mod:`mrv2lab.runner.dummy`.
+        """
         if self._forwarded is not None:
             raise RuntimeError("execute_model was called again before sample_tokens")
         span = self.rt.observer.span
@@ -128,22 +133,31 @@ class ModelRunner:
                 self.rt.gauge_copies()
                 return False
             with span("prepare_inputs"):
-                host = gather_host_batch(self.req_states, output)
-                self.batch = batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
-                plan = self.extras.plan(host, self.req_states)
+                host, plan = self._gather_batch(output) if fabricated is None else (fabricated, StepPlan(None, None))
+                fused = self._fused_prepare and host.is_plain_decode
+                if fused:
+                    batch = upload_batch(self.buffers, host, output.step, again=False)
+                else:
+                    batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
+                self.batch = batch
+        decision = self.forward_pass.dispatch(host)
         with span("gather"):
-            tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, batch.num_reqs)
-            slots = self.block_tables.compute_slot_mappings(
-                batch.idx_mapping, batch.query_start_loc, self.buffers.positions, batch.num_reqs
-            )
+            padded = decision.padded_reqs or batch.num_reqs
+            if fused:
+                tables, slots = prepare_decodes(
+                    self.rt, self.req_states, self.buffers, self.block_tables, batch, padded
+                )
+            else:
+                tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, padded)
+                slots = self.block_tables.compute_slot_mappings(
+                    batch.idx_mapping, batch.query_start_loc, self.buffers.positions, batch.num_reqs
+                )
         with span("prepare_attn"):
-            metadata = self._attention_metadata(batch, tables, slots)
+            inputs = self.forward_pass.inputs(batch, decision, tables, slots)
+            self.forward_inputs = inputs = self.model_state.prepare_inputs(batch, inputs)
         with span("forward"):
-            inputs = ForwardInputs(batch.input_ids, batch.positions, metadata)
-            self.model.forward(self.model_state.prepare_inputs(batch, inputs))
-        # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
-        self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
-        self._forwarded = batch, plan
+            self.forward_pass.run(self.model, decision, inputs)
+        self._forwarded = batch, plan, decision
         return True
 
     def _finish_requests(self, output: MRV2SchedulerOutput) -> None:
@@ -166,33 +180,30 @@ class ModelRunner:
         """The diffs of continued requests; Python touches only those that got a block."""
         state, cached = self.req_states, output.cached_reqs
         if cached.req_ids:
-            rows = np.fromiter(map(state.req_id_to_index.__getitem__, cached.req_ids), np.int32, len(cached.req_ids))
-            state.num_computed_tokens_np[rows] = cached.num_computed_tokens
+            state.num_computed_tokens_np[state.rows(cached.req_ids)] = cached.num_computed_tokens
             for req_id, block_ids in cached.new_block_ids.items():
                 self.block_tables.append_block_ids(state.req_id_to_index[req_id], block_ids, overwrite=False)
         np.minimum(state.num_computed_tokens_np, state.prefill_len.np, out=state.num_computed_prefill_tokens)
 
-    def _attention_metadata(
-        self, batch: InputBatch, tables: tuple[torch.Tensor, ...], slots: torch.Tensor
-    ) -> tuple[Any, ...]:
-        host = batch.host
-        return tuple(
-            self.attention.build(
-                CommonAttentionMetadata(
-                    query_start_loc=batch.query_start_loc[: batch.num_reqs + 1],
-                    query_start_loc_np=host.query_start_loc[: batch.num_reqs + 1],
-                    seq_lens=batch.seq_lens,
-                    seq_lens_np_upper_bound=host.seq_lens_upper_bound,
-                    num_reqs=batch.num_reqs,
-                    num_tokens=host.num_tokens,
-                    max_query_len=int(host.num_scheduled_tokens.max()),
-                    max_seq_len=int(host.seq_lens_upper_bound.max()),
-                    block_table=table,
-                    slot_mapping=slots[g, : host.num_tokens],
-                )
-            )
-            for g, table in enumerate(tables)
-        )
+    def _gather_batch(self, output: MRV2SchedulerOutput) -> tuple[HostBatch, StepPlan]:
+        """The step's batch in its order, and what it must bring back."""
+        host = gather_host_batch(self.req_states, output)
+        plan = self.extras.plan(host, self.req_states)
+        # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
+        self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
+        return host, plan
+
+    def forget_forward(self) -> None:
+        """Nobody samples what ``execute_model`` has queued."""
+        self._forwarded = None
+
+    def dummy_run(self, num_tokens: int, num_reqs: int | None = None, *, context: int | None = None) -> None:
+        """See :func:`mrv2lab.runner.dummy.dummy_run`."""
+        dummy_run(self, num_tokens, num_reqs, context=context)
+
+    def warm_up_and_capture(self, *, progress: bool = True) -> CaptureReport:
+        """See :func:`mrv2lab.runner.capture.capture_graphs`, which warms each shape up."""
+        return capture_graphs(self, progress=progress)
 
     # -- sample_tokens -------------------------------------------------------------------------------------------------
 
@@ -203,11 +214,12 @@ class ModelRunner:
         """
         if self._forwarded is None:
             raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
-        (batch, plan), self._forwarded = self._forwarded, None
+        (batch, plan, decision), self._forwarded = self._forwarded, None
+        self.graphs.stats.note(batch.step, batch.host.num_tokens, batch.num_reqs, decision)
         span = self.rt.observer.span
         n, count = batch.host.num_logits, batch.num_reqs
         slot = self.outputs.take()
-        sampled, num_sampled = slot.sampled[:count], slot.num_sampled[:count]
+        sampled, num_sampled = slot.first[0](count), slot.first[1](count)
         with span("logits"):
             extras = self.extras.begin(plan, batch, self.model)
             self.logits = logits = self.model.compute_logits(batch.logits_indices, n)
@@ -282,7 +294,7 @@ class ModelRunner:
         self.extras.reset()
         self.block_tables.reset()
         self.outputs.reset()
-        self._forwarded = self.batch = self.logits = None
+        self._forwarded = self.batch = self.forward_inputs = self.logits = None
 
 
 def _fill_one(num_sampled: torch.Tensor) -> None:

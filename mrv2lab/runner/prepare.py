@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from mrv2lab.ops.combine_tokens import combine_tokens
 from mrv2lab.ops.expand_idx_mapping import expand_idx_mapping
 from mrv2lab.ops.pos_seq_lens import pos_seq_lens
 from mrv2lab.ops.prefill_inputs import prefill_inputs
+from mrv2lab.ops.prepare_decode import prepare_decode
 from mrv2lab.runtime.base import Runtime
+from mrv2lab.state.block_tables import BlockTables
 from mrv2lab.state.input_batch import HostBatch, InputBatch, InputBuffers
 from mrv2lab.state.request_state import RequestState
 
 
+def upload_batch(buffers: InputBuffers, host: HostBatch, step: int, *, again: bool = True) -> InputBatch:
+    """Send who is in the step's batch and where their tokens begin; the views of ``buffers`` that the step reads have
+    yet to be filled. ``again`` False: not what the device has from the last batch (see :meth:`InputBuffers.send`)."""
+    count, num_tokens, num_logits = len(host.req_ids), host.num_tokens, host.num_logits
+    idx_mapping, query_start_loc = buffers.send(host, again=again)
+    if num_logits == count:
+        cu_num_logits, expanded = buffers.first_arange(count + 1), idx_mapping
+    else:
+        cumulated = np.zeros(count + 1, np.int32)
+        np.cumsum(host.num_draft_tokens + 1, out=cumulated[1:])
+        cu_num_logits = buffers.cu_num_logits.send(cumulated)
+        expanded = buffers.expanded_idx_mapping[:num_logits]
+    return InputBatch(
+        step=step,
+        host=host,
+        idx_mapping=idx_mapping,
+        query_start_loc=query_start_loc,
+        cu_num_logits=cu_num_logits,
+        expanded_idx_mapping=expanded,
+        logits_indices=buffers.first_logits_indices(num_logits),
+        input_ids=buffers.first_input_ids(num_tokens),
+        positions=buffers.first_positions(num_tokens),
+        seq_lens=buffers.first_seq_lens(count),
+    )
+
+
 def prepare_inputs(rt: Runtime, state: RequestState, buffers: InputBuffers, host: HostBatch, step: int) -> InputBatch:
     """Fill ``buffers`` for this step from the rows of ``state``. Counterpart in vLLM: ``prepare_inputs``."""
-    count = len(host.req_ids)
-    idx_mapping = buffers.idx_mapping.send(host.rows)
-    query_start_loc = buffers.query_start_loc.send(host.query_start_loc)
+    batch = upload_batch(buffers, host, step)
+    launch_inputs(rt, state, buffers, batch)
+    return batch
+
+
+def launch_inputs(rt: Runtime, state: RequestState, buffers: InputBuffers, batch: InputBatch) -> None:
+    """The launches of :func:`prepare_inputs`, behind :func:`upload_batch`."""
+    host, count = batch.host, batch.num_reqs
+    idx_mapping, query_start_loc = batch.idx_mapping, batch.query_start_loc
     if host.has_prefill:
         prefill_inputs(
             rt,
@@ -39,20 +74,15 @@ def prepare_inputs(rt: Runtime, state: RequestState, buffers: InputBuffers, host
         buffers.seq_lens,
         count,
     )
-    if host.num_logits == count:
-        cu_num_logits = buffers.arange[: count + 1]
-        expanded = idx_mapping
-    else:
-        cumulated = np.zeros(count + 1, np.int32)
-        np.cumsum(host.num_draft_tokens + 1, out=cumulated[1:])
-        cu_num_logits = buffers.cu_num_logits.send(cumulated)
-        expanded = buffers.expanded_idx_mapping[: host.num_logits]
-        expand_idx_mapping(rt, idx_mapping, cu_num_logits, expanded, buffers.expanded_local_pos, count)
+    if host.num_logits != count:
+        expand_idx_mapping(
+            rt, idx_mapping, batch.cu_num_logits, batch.expanded_idx_mapping, buffers.expanded_local_pos, count
+        )
     combine_tokens(
         rt,
         idx_mapping,
         query_start_loc,
-        cu_num_logits,
+        batch.cu_num_logits,
         buffers.seq_lens,
         state.prefill_len.gpu,
         state.last_sampled_tokens,
@@ -61,15 +91,36 @@ def prepare_inputs(rt: Runtime, state: RequestState, buffers: InputBuffers, host
         buffers.logits_indices,
         count,
     )
-    return InputBatch(
-        step=step,
-        host=host,
-        idx_mapping=idx_mapping,
-        query_start_loc=query_start_loc,
-        cu_num_logits=cu_num_logits,
-        expanded_idx_mapping=expanded,
-        logits_indices=buffers.logits_indices[: host.num_logits],
-        input_ids=buffers.input_ids[: host.num_tokens],
-        positions=buffers.positions[: host.num_tokens],
-        seq_lens=buffers.seq_lens[:count],
+
+
+def prepare_decodes(
+    rt: Runtime,
+    state: RequestState,
+    buffers: InputBuffers,
+    block_tables: BlockTables,
+    batch: InputBatch,
+    num_reqs_padded: int,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Fill ``buffers`` and the tables of attention for plain decodes (``host.is_plain_decode``) in one launch, behind
+    :func:`upload_batch`; returns what ``BlockTables.gather`` and ``compute_slot_mappings`` do, whose launches, with
+    those of :func:`prepare_inputs`, it replaces."""
+    count = batch.num_reqs
+    num_rows = block_tables.rows_to_fill(count, num_reqs_padded)
+    prepare_decode(
+        rt,
+        batch.idx_mapping,
+        state.num_computed_tokens.gpu,
+        state.prefill_len.gpu,
+        state.last_sampled_tokens,
+        block_tables.num_blocks.gpu,
+        *block_tables.pointed_tables,
+        block_tables.block_sizes_gpu,
+        buffers.input_ids,
+        buffers.positions,
+        buffers.seq_lens,
+        buffers.logits_indices,
+        block_tables.slot_mappings,
+        count,
+        num_rows,
     )
+    return block_tables.first_rows(num_reqs_padded), block_tables.slot_mappings

@@ -121,9 +121,12 @@ class SampleOutputs:
         self._prompt_buffers: list[LogprobsBuffers | None] = [None] * depth
         self._nans: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * depth
         self._turn = 0
+        self._plain_rows: np.ndarray[Any, np.dtype[np.int32]] | None = None
+        """The latest batch of which nobody wants anything, while nobody came: steps in a row have the same array."""
 
     def add_request(self, row: int, request: RequestData) -> None:
         """Overwrite ``row``."""
+        self._plain_rows = None
         self.logprobs.add_request(row, request)
         self.prompt.add_request(row, request)
 
@@ -133,11 +136,17 @@ class SampleOutputs:
 
     def reset(self) -> None:
         """Forget every request."""
+        self._plain_rows = None
         self.prompt.reset()
 
     def plan(self, host: HostBatch, states: RequestState) -> StepPlan:
         """Which rows of the step are wanted, uploaded."""
-        return StepPlan(self.logprobs.plan(host), self.prompt.plan(host, states))
+        if host.rows is self._plain_rows:
+            return StepPlan(None, None)
+        plan = StepPlan(self.logprobs.plan(host), self.prompt.plan(host, states))
+        if plan.logprobs is None and plan.prompt is None and not host.rows.flags.writeable:
+            self._plain_rows = host.rows
+        return plan
 
     def begin(self, plan: StepPlan, batch: InputBatch, model: Model) -> StepExtras:
         """Behind the forward and in front of the step's own logits, whose buffer the prompts' rows use."""

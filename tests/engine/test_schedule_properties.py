@@ -172,7 +172,7 @@ _honest_allocate = KVCacheManager.allocate_slots
 _honest_cache = KVCacheManager.cache_blocks
 _honest_preempted = Request.preempted
 _honest_preempt = Scheduler._preempt
-_honest_after = Scheduler._update_after_schedule
+_honest_count = Scheduler._count_scheduled
 _honest_data = Scheduler._request_data
 
 
@@ -234,8 +234,8 @@ MUTANTS: dict[str, tuple[Mutation, Workload]] = {
         _patch(KVCacheManager, "allocate_slots", lambda self, r, n, k=0, *rest: _honest_allocate(self, r, n, 0, *rest)),
         Workload(num_spec=3),
     ),
-    "placeholders_never_promised": (_patch(AsyncScheduler, "_update_after_schedule", _honest_after), SHARED),
-    "placeholders_never_taken_back": (_patch(AsyncScheduler, "_on_output", lambda self, r, n: None), SHARED),
+    "placeholders_never_promised": (_patch(AsyncScheduler, "_count_scheduled", _honest_count), SHARED),
+    "placeholders_never_taken_back": (_patch(AsyncScheduler, "_promises", 0), SHARED),
     "rejections_forgotten": (_patch(Scheduler, "_on_rejected", lambda self, r, n: None), Workload(num_spec=3)),
     "rejected_placeholders_forgotten": (
         _patch(AsyncScheduler, "_on_rejected", Scheduler._on_rejected),

@@ -104,8 +104,10 @@ class _Model:
         logits: torch.Tensor = self.inner.compute_logits(logits_indices, n)
         if logits_indices is not self.runner.batch.logits_indices:
             return logits
-        assert self.inputs is not None
-        reads = (logits, logits_indices, self.inputs.positions, self.inputs.input_ids)
+        # A replayed graph calls no forward; its runner says what the graph reads.
+        inputs = getattr(self.runner, "forward_inputs", None) or self.inputs
+        assert inputs is not None
+        reads = (logits, logits_indices, inputs.positions, inputs.input_ids)
         self.rt.run(CAPTURE, *reads, reads=reads)
         return logits
 

@@ -43,7 +43,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-options = st.fixed_dictionaries(OPTIONS)
+options = st.fixed_dictionaries(OPTIONS | {"fused_prepare": st.booleans()})
 
 
 def play(moves: list[Move], options: dict[str, Any], check: Callable[[Engine], None] = check_invariants) -> None:
@@ -156,7 +156,7 @@ def test_a_forgotten_total_len_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def mutant(self: RequestState, request: RequestData) -> int:
         row = add(self, request)
-        self.total_len.pending.pop()
+        self.total_len.unstage(row)
         return row
 
     monkeypatch.setattr(RequestState, "add_request", mutant)

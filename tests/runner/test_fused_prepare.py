@@ -1,0 +1,135 @@
+"""Fused preparation: every table of the device is what the separate launches make it, step by step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from mrv2lab.config import RunnerConfig
+from mrv2lab.engine.engine import Engine
+from mrv2lab.observer import EventLog
+from mrv2lab.protocol import SamplingParams
+from mrv2lab.state.input_batch import HostBatch, InputBuffers
+from tests.runner.schedules import drive
+from tests.runner.test_invariants import MODEL, SLOTS
+
+SEPARATE = {"prefill_inputs", "pos_seq_lens", "combine_tokens", "gather_block_tables", "slot_mapping"}
+
+
+def moves(seed: int) -> list[Any]:
+    """Arrivals (one-token prompts too), ends, aborts and preemptions between decodes."""
+    choose = random.Random(seed)
+    made: list[Any] = []
+    for _ in range(30):
+        kind = choose.choice(["submit", "step", "step", "step", "abort", "preempt"])
+        length = choose.choice([1, 1, 2, 9, 17])
+        made.append((kind, length if kind == "submit" else choose.randrange(1, 4), choose.randrange(2, 12), seed % 3))
+    return made
+
+
+def states(seed: int, **options: Any) -> tuple[list[dict[str, torch.Tensor]], list[set[str]]]:
+    """Every integer table behind each step, and the preparation launches of each step."""
+    log = EventLog()
+    tables: list[dict[str, torch.Tensor]] = []
+    launches: list[set[str]] = []
+
+    def note(engine: Engine) -> None:
+        launches.append({mark.name for mark in log.marks if mark.kind == "kernel"} & (SEPARATE | {"prepare_decode"}))
+        tables.append({name: engine.rt.read(table) for name, table in engine.worker.runner.tables().items()})
+        log.clear()
+
+    slots: Any = SLOTS
+    with Engine(MODEL, device="cpu", observer=log, num_blocks=24, **slots, **options) as engine:
+        drive(engine, moves(seed), note)
+    return tables, launches
+
+
+def check(seed: int, **options: Any) -> None:
+    separate, apart = states(seed, **options)
+    fused, together = states(seed, fused_prepare=True, **options)
+    assert len(separate) == len(fused)
+    for number, (one, other) in enumerate(zip(separate, fused, strict=True)):
+        assert [name for name in one if not torch.equal(one[name], other[name])] == [], f"step {number}"
+    assert all("prepare_decode" not in step for step in apart)
+    decodes = [step == {"prepare_decode"} for step in together]
+    for step, decode in zip(apart, decodes, strict=True):
+        assert decode == (step == SEPARATE - {"prefill_inputs"})
+    assert any(decodes)
+    assert not all(decodes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_every_table_is_the_same(seed: int, async_scheduling: bool) -> None:
+    check(seed, async_scheduling=async_scheduling, transfer=("uva_pool", "pinned_copy", "barrier")[seed])
+
+
+def test_padded_to_a_graph() -> None:
+    check(1, cudagraph_mode="full_decode_only", cudagraph_capture_sizes=(2, 4))
+
+
+def test_mutant_a_prefill_of_one_token_taken_for_a_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        HostBatch, "is_plain_decode", property(lambda self: self.num_tokens == self.num_logits == len(self.req_ids))
+    )
+    with pytest.raises(AssertionError):
+        check(0, async_scheduling=True, transfer="uva_pool")
+
+
+def test_rows_are_sent_when_they_change() -> None:
+    log = EventLog()
+    slots: Any = SLOTS
+    with Engine(MODEL, device="cpu", observer=log, num_blocks=24, fused_prepare=True, **slots) as engine:
+        for length in (9, 5):
+            engine.submit([1] * 3, SamplingParams(max_tokens=length, ignore_eos=True))
+        sent = []
+        while engine.has_work():
+            log.clear()
+            engine.step()
+            sent.append([mark.writes[0] for mark in log.marks if mark.kind == "h2d" and "_" in mark.writes[0]])
+    both = ["idx_mapping", "query_start_loc"]
+    # The prefills and the first decode; again when one is left, and when the other's row is free.
+    assert {number: step for number, step in enumerate(sent) if step} == dict.fromkeys((0, 1, 5, 6), both)
+
+
+def check_dummy_runs_between_decodes() -> None:
+    """A dummy run sends rows of nobody; the next step must send its own again, although they are the last step's."""
+    tokens = []
+    for dummies in (False, True):
+        slots: Any = SLOTS
+        with Engine(MODEL, device="cpu", num_blocks=24, fused_prepare=True, **slots) as engine:
+            for i in (1, 2):
+                engine.submit([i, 3], SamplingParams(max_tokens=9, ignore_eos=True))
+            for _ in range(20):
+                engine.step()
+                if dummies:
+                    engine.worker.runner.dummy_run(2, 2)
+            assert all(output.finished for output in engine.requests.values())
+            tokens.append([output.token_ids for output in engine.requests.values()])
+    assert tokens[0] == tokens[1]
+
+
+def test_dummy_runs_between_decodes() -> None:
+    check_dummy_runs_between_decodes()
+
+
+def test_mutant_rows_that_are_thought_to_be_there_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = InputBuffers.send
+
+    def stale(self: InputBuffers, host: HostBatch, *, again: bool = True) -> Any:
+        before = self._sent
+        made = honest(self, host, again=again)
+        self._sent = self._sent or before
+        return made
+
+    monkeypatch.setattr(InputBuffers, "send", stale)
+    with pytest.raises(AssertionError):
+        check_dummy_runs_between_decodes()
+
+
+def test_it_is_mrv2s() -> None:
+    with pytest.raises(ValueError, match="fused_prepare is for runner='mrv2'"):
+        RunnerConfig(runner="v1", fused_prepare=True)

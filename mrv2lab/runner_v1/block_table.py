@@ -27,6 +27,10 @@ class HostTable(Protocol):
     def gpu(self) -> torch.Tensor:
         """What kernels read; may be another tensor after each publish."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether ``gpu`` is one tensor for good, in device memory, as a graph needs it."""
+
     def publish(self, rows: int | None = None) -> None:
         """Make the first ``rows`` rows (all of them if None) readable by kernels queued from now on."""
 
@@ -112,6 +116,11 @@ class MultiGroupBlockTable:
     def gpu(self) -> tuple[torch.Tensor, ...]:
         """What kernels read, G x [R, B_g] int32, as of the last commit."""
         return tuple(group.table.gpu for group in self.groups)
+
+    @property
+    def stays(self) -> bool:
+        """Whether ``gpu`` has fixed addresses."""
+        return all(group.table.stays for group in self.groups)
 
     def check(self, block_ids: GroupBlockIds, row: int | None = None) -> None:
         """Raise if ``block_ids`` do not fit behind the blocks of ``row`` (None: into an empty row)."""

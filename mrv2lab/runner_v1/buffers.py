@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mrv2lab.runtime.base import Event, Runtime
-from mrv2lab.runtime.transfer import Table, TransferPolicy
+from mrv2lab.runtime.transfer import Table, TransferPolicy, UvaPool
 
 BUFFERS: tuple[str, ...] = (
     "block_table",
@@ -125,6 +125,8 @@ class GuardedTable:
         self._buffer = name.partition(".")[0]
         self._barrier = barrier
         self._table: Table = transfers.table(name, shape, dtype)
+        self.stays = not isinstance(transfers, UvaPool)
+        """Whether ``gpu`` is one tensor for good."""
         self.np: np.ndarray[Any, Any] = self._table.np
 
     @property

@@ -13,29 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.attention import AttentionMetadataBuilder
+from mrv2lab.attention import AttentionBackend
 from mrv2lab.config import EngineConfig
-from mrv2lab.protocol import (
-    CommonAttentionMetadata,
-    ForwardInputs,
-    GrammarOutput,
-    Model,
-    RequestData,
-    V1SchedulerOutput,
-)
+from mrv2lab.protocol import ForwardInputs, GrammarOutput, Model, RequestData, V1SchedulerOutput
 from mrv2lab.runner_v1.async_output import AsyncOutput, OutputRing, Slot, SyncOutput
 from mrv2lab.runner_v1.bookkeeping import bookkeep_async, bookkeep_sync, repair_outputs
 from mrv2lab.runner_v1.buffers import AsyncBarrier, GuardedTable
 from mrv2lab.runner_v1.cached_request import CachedRequestState
+from mrv2lab.runner_v1.dummy import DummyRuns
 from mrv2lab.runner_v1.extras import StepExtras
+from mrv2lab.runner_v1.forward_inputs import InputsBuilder
 from mrv2lab.runner_v1.grammar import GrammarMask
+from mrv2lab.runner_v1.graph_capture import V1Graphs
+from mrv2lab.runner_v1.graph_dispatcher import Decision
+from mrv2lab.runner_v1.graph_stats import V1GraphReport
+from mrv2lab.runner_v1.padding import TailPadding
 from mrv2lab.runner_v1.persistent_batch import GREEDY_BELOW, InputBatch
 from mrv2lab.runner_v1.prepare import InputPreparation, StepBatch
 from mrv2lab.runner_v1.reorder import ReorderDemand, reorder_batch
 from mrv2lab.runner_v1.sampler import Sampler
 from mrv2lab.runner_v1.sampling_metadata import MetadataMaker
 from mrv2lab.runtime.base import Runtime
-from mrv2lab.runtime.transfer import POLICIES, Barrier, PinnedCopy
+from mrv2lab.runtime.transfer import POLICIES, Barrier, PinnedCopy, UvaPool
 
 _DEMANDS: dict[str, ReorderDemand] = {"none": None, "decode_first": 1, "mrv2": "mrv2"}
 
@@ -43,12 +42,13 @@ _DEMANDS: dict[str, ReorderDemand] = {"none": None, "decode_first": 1, "mrv2": "
 class ModelRunnerV1:
     """Drives one decoder from V1's scheduler messages."""
 
-    def __init__(self, config: EngineConfig, rt: Runtime, model: Model, attention: AttentionMetadataBuilder) -> None:
+    def __init__(self, config: EngineConfig, rt: Runtime, model: Model, attention: AttentionBackend) -> None:
         scheduler = config.scheduler
         _refuse(config)
         self.rt = rt
-        self.model = model
-        self.attention = attention
+        self.graphs = V1Graphs(config, rt, model, attention)
+        self.model: Model = self.graphs.model
+        """The decoder, with graphs hidden in its forward where there are any."""
         self.async_scheduling = scheduler.async_scheduling
         self.transfers = POLICIES[config.runner.transfer](rt, config.runner.pool_depth)
         # vLLM makes the event only for async scheduling: else the bookkeeping has waited for everything.
@@ -60,7 +60,7 @@ class ModelRunnerV1:
             scheduler.max_num_reqs,
             scheduler.max_model_len,
             config.model.vocab_size,
-            (config.cache.block_size,),
+            (config.cache.block_size,) * len(config.model.kv_groups),
             self._make_table,
         )
         self.inputs = InputPreparation(
@@ -71,6 +71,9 @@ class ModelRunnerV1:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             exposed=self._races_on_purpose(config),
         )
+        self.padding = TailPadding(self.inputs)
+        self.inputs_builder = InputsBuilder(config, attention, self.inputs)
+        self.dummies = DummyRuns(self)
         self.sampler = Sampler(rt)
         self.metadata = MetadataMaker(rt, config.model.vocab_size)
         self.grammar = GrammarMask(rt)
@@ -83,15 +86,17 @@ class ModelRunnerV1:
         self.batch: StepBatch | None = None
         """The batch of the latest step that had one, and its logits [r, V], for observers."""
         self.logits: torch.Tensor | None = None
-        self._forwarded: StepBatch | None = None
-        """The batch between ``execute_model`` and ``sample_tokens``."""
+        self._forwarded: tuple[StepBatch, Decision] | None = None
+        """The batch between ``execute_model`` and ``sample_tokens``, and its graph."""
         self._unrepaired: Slot | None = None
         """The previous step's tokens, where the batch reads output ids on the host."""
 
     def _make_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> GuardedTable:
-        # Masks, [R, V] of them, go through fresh pinned memory: pinned tables of that size are nobody's.
-        transfers = PinnedCopy(self.rt) if dtype == torch.bool else self.transfers
-        return GuardedTable(transfers, self.barrier, name, shape, dtype)
+        # Masks, [R, V] of them, go through fresh pinned memory: pinned tables of that size are nobody's. So do block
+        # tables that would take turns in a pool's slots: a graph looks for them at one address.
+        moves = isinstance(self.transfers, UvaPool) and bool(self.graphs.dispatcher.sizes)
+        fresh = dtype == torch.bool or (moves and name.startswith("block_table"))
+        return GuardedTable(PinnedCopy(self.rt) if fresh else self.transfers, self.barrier, name, shape, dtype)
 
     def _races_on_purpose(self, config: EngineConfig) -> bool:
         """Whether the settings let the host overwrite what a queued copy has yet to read."""
@@ -121,11 +126,14 @@ class ModelRunnerV1:
                 return False
             with span("prepare_inputs"):
                 self.batch = batch = self.inputs.prepare(self.requests, output)
+            decision = self.graphs.dispatch(batch.host)
             with span("prepare_attn"):
-                metadata = self._attention_metadata(batch)
-        with span("forward"):
-            self.model.forward(ForwardInputs(batch.input_ids, batch.positions, metadata))
-        self._forwarded = batch
+                if decision.key is not None:
+                    self.padding.pad(batch, decision.key)
+                inputs = self._attention_metadata(batch, decision)
+        with span("forward"), self.graphs.context.set(decision):
+            self.model.forward(inputs)
+        self._forwarded = batch, decision
         return True
 
     def _update_states(self, output: V1SchedulerOutput) -> None:
@@ -224,27 +232,27 @@ class ModelRunnerV1:
                 batch.block_table.append_row(blocks, row)
         return to_add
 
-    def _attention_metadata(self, batch: StepBatch) -> tuple[Any, ...]:
-        host = batch.host
-        longest = int(host.num_scheduled_tokens.max())
-        upper = int(host.seq_lens_upper_bound.max())
-        return tuple(
-            self.attention.build(
-                CommonAttentionMetadata(
-                    query_start_loc=batch.query_start_loc,
-                    query_start_loc_np=host.query_start_loc,
-                    seq_lens=batch.seq_lens,
-                    seq_lens_np_upper_bound=host.seq_lens_upper_bound,
-                    num_reqs=batch.num_reqs,
-                    num_tokens=host.num_tokens,
-                    max_query_len=longest,
-                    max_seq_len=upper,
-                    block_table=table,
-                    slot_mapping=slots,
-                )
-            )
-            for table, slots in zip(batch.block_tables, batch.slot_mappings, strict=True)
-        )
+    def _attention_metadata(self, batch: StepBatch, decision: Decision) -> ForwardInputs:
+        return self.inputs_builder.build(batch, decision)
+
+    # -- before the first request, and between steps -------------------------------------------------------------------
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether a step stands between ``execute_model`` and ``sample_tokens``."""
+        return self._forwarded is not None
+
+    def dummy_run(self, num_tokens: int, num_reqs: int | None = None, *, context: int | None = None) -> None:
+        """See :meth:`mrv2lab.runner_v1.dummy.DummyRuns.run`."""
+        self.dummies.run(num_tokens, num_reqs, context=context)
+
+    def warm_up_and_capture(self, *, progress: bool = True) -> V1GraphReport:
+        """Capture the graph of every key by dummy runs, which warm each shape up first."""
+        return self.graphs.capture(self.dummies.capture, progress=progress)
+
+    def graph_report(self) -> V1GraphReport:
+        """What the graphs cost, and what the steps did with them."""
+        return self.graphs.report()
 
     # -- sample_tokens -------------------------------------------------------------------------------------------------
 
@@ -256,8 +264,9 @@ class ModelRunnerV1:
         """
         if self._forwarded is None:
             raise RuntimeError("sample_tokens needs an execute_model with tokens before it")
-        batch, self._forwarded = self._forwarded, None
+        (batch, decision), self._forwarded = self._forwarded, None
         host, span = batch.host, self.rt.observer.span
+        self.graphs.stats.note(batch.step, host.num_tokens, batch.num_reqs, decision)
         slot = self.outputs.take()
         sampled = slot.sampled[: batch.num_reqs]
         with span("logits"):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mrv2lab.runner_v1.reorder as module
-from mrv2lab.protocol import MRV2SchedulerOutput
+from mrv2lab.protocol import ContinuedData, MRV2SchedulerOutput
 from mrv2lab.runner_v1.persistent_batch import InputBatch
 from mrv2lab.runner_v1.reorder import (
     DECODE,
@@ -155,10 +155,10 @@ def mrv2_law(rows: list[Row], drafted: list[int], schedule: list[int]) -> None:
     scheduled = {str(i): tokens[str(i)] for i in schedule}
     drafts = {str(i): [-1] * (tokens[str(i)] - 1) for i in drafted if i < len(rows) and tokens[str(i)] > 1}
     swaps = reorder_batch(batch, "mrv2", scheduled, drafts)
-    output = MRV2SchedulerOutput(0, [], Any, set(), set(), scheduled, drafts, sum(scheduled.values()))  # type: ignore[arg-type]
+    output = MRV2SchedulerOutput(0, [], ContinuedData(), set(), set(), scheduled, drafts, sum(scheduled.values()))
     count = len(rows)
     state: Any = SimpleNamespace(
-        req_id_to_index={str(i): count - 1 - i for i in range(count)},
+        rows=lambda ids: np.array([count - 1 - int(i) for i in ids], np.int32),
         max_num_reqs=count,
         num_computed_tokens_np=np.zeros(count, np.int32),
         num_computed_prefill_tokens=np.zeros(count, np.int32),

@@ -1,4 +1,4 @@
-"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race``, ``twin``, ``trace`` and ``bench``."""
+"""``mrv2lab generate``, ``record``, ``inspect``, ``info``, ``race``, ``twin``, ``memory``, ``trace`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mrv2lab.bench.cli_engine import engine
 from mrv2lab.bench.cli_sampler import sampler
+from mrv2lab.check.cli_memory import memory
 from mrv2lab.check.cli_race import race
 from mrv2lab.check.cli_twin import twin
 from mrv2lab.trace.cli import trace_app
@@ -217,9 +219,11 @@ def info(
 
 app.command()(race)
 app.command()(twin)
+app.command()(memory)
 app.add_typer(trace_app, name="trace")
 bench = typer.Typer(no_args_is_help=True, help="Ours beside its peers, in one run.")
 bench.command()(sampler)
+bench.command()(engine)
 app.add_typer(bench, name="bench")
 
 

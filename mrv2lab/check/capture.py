@@ -49,6 +49,7 @@ class Capture:
         rt.register(FORCE, self._force)
         runner.model = self
         runner.force = self._behind_the_sampler
+        runner.sampler.observed = True
 
     # -- the model's two calls -----------------------------------------------------------------------------------------
 
@@ -64,11 +65,13 @@ class Capture:
         logits: torch.Tensor = self.model.compute_logits(logits_indices, n)
         if logits_indices is not self.runner.batch.logits_indices:
             return logits
-        assert self.inputs is not None
-        groups = self.inputs.attn_metadata
-        reads = [logits, logits_indices, self.inputs.input_ids, self.inputs.positions]
+        # A replayed graph calls no forward; its runner says what the graph reads, padding and all.
+        inputs = getattr(self.runner, "forward_inputs", None) or self.inputs
+        assert inputs is not None
+        groups, tokens = inputs.attn_metadata, self.runner.batch.host.num_tokens
+        reads = [logits, logits_indices, inputs.input_ids[:tokens], inputs.positions[:tokens]]
         reads += [groups[0].query_start_loc, groups[0].seq_lens]
-        reads += [group.block_table for group in groups] + [group.slot_mapping for group in groups]
+        reads += [group.block_table for group in groups] + [group.slot_mapping[:tokens] for group in groups]
         self.rt.run(CAPTURE, *reads, reads=tuple(reads))
         return logits
 
@@ -135,3 +138,4 @@ class Capture:
     def detach(self) -> None:
         """Give the runner its model back."""
         self.runner.model, self.runner.force = self.model, None
+        self.runner.sampler.observed = False

@@ -203,7 +203,7 @@ def configs(
     case: Case, a: RunnerConfig, b: RunnerConfig, model: ModelConfig = MODEL
 ) -> tuple[EngineConfig, EngineConfig]:
     """``case`` for two runners: a on its stream and policy, b on others."""
-    cache, scheduler, _ = split_options(case.options, {})
+    cache, scheduler, *_ = split_options(case.options, {})
     return (
         EngineConfig(model, cache, scheduler, dataclasses.replace(a, **case.transport)),
         EngineConfig(model, cache, scheduler, dataclasses.replace(b, **case.other_transport())),

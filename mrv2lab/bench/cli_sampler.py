@@ -19,7 +19,12 @@ def sampler(
     vllm_kernels: Annotated[
         Path | None, typer.Option(help="A folder with vLLM's kernel files: see mrv2lab/bench/vllm_kernels.py.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result here, with machine, versions and command.")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Only this one: torch, flashinfer, vllm; may be given several times.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the result here after each op, with machine, versions and command.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, its measurements under 'rows'.")] = False,
 ) -> None:
     """Time the sampler's kernels and every peer that is installed, in one run."""
@@ -27,16 +32,22 @@ def sampler(
         from mrv2lab.bench.machine import describe_machine
         from mrv2lab.bench.result import write_result
         from mrv2lab.bench.sampler_batch import OPS
-        from mrv2lab.bench.sampler_bench import bench
+        from mrv2lab.bench.sampler_bench import PEERS, bench
     except ImportError as error:
         _fail(f"the benchmark needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
+
+    def keep(figures: dict[str, Any]) -> None:
+        if out is not None:
+            write_result(out, f"sampler_{figures['device']}", figures)
+
     try:
         figures = bench(
             device, rows=rows, vocab=vocab, repeats=repeats, ops=tuple(op or OPS), vllm_kernels=vllm_kernels,
-            progress=not as_json,
+            peers=tuple(peer or PEERS), keep=keep, progress=not as_json,
         )  # fmt: skip
-        if out is not None:
-            write_result(out, f"sampler_{figures['device']}", figures)
+        keep(figures)
+    except KeyboardInterrupt:
+        _fail("interrupted" if out is None else f"interrupted; the ops that were measured are in {out}", 130)
     except (ValueError, RuntimeError, OSError, TypeError) as error:
         _fail(error)
     if as_json:
@@ -58,11 +69,13 @@ def sampler(
     for row in figures.get("penalties_by_length", []):
         length, us = row["output_len"], row["median_us"]
         typer.echo(f"penalties of a step behind {length:5} tokens of output: {us:10.1f} us  {row['impl']}")
+    for name, seconds in figures["slow_to_start"].items():
+        typer.echo(f"first call: {name} - {seconds} s")
     for name, reason in {**figures["absent"], **figures["failed"]}.items():
         typer.echo(f"absent: {name} - {reason}")
 
 
-def _fail(error: Exception | str) -> Any:
-    """One line on stderr and the exit code of wrong usage."""
+def _fail(error: Exception | str, code: int = 2) -> Any:
+    """One line on stderr and the exit code, which is that of wrong usage."""
     typer.echo(f"mrv2lab: {' '.join(str(error).split())}", err=True)
-    sys.exit(2)
+    sys.exit(code)

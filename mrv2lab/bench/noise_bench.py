@@ -21,7 +21,7 @@ import numpy as np
 from mrv2lab.bench.result import write_result
 from mrv2lab.ops._op import Op, jit
 from mrv2lab.ops.argmax import argmax_blocks, argmax_rows, num_blocks, num_warps, reduce_blocks
-from mrv2lab.ops.gumbel import gumbel_blocks, gumbel_sample
+from mrv2lab.ops.gumbel import gumbel_blocks, gumbel_sample, num_slices
 from mrv2lab.ops.noise import HASH_VERSION, gumbel, noise_probe, row_keys, token_bits, uniforms
 from mrv2lab.ops.temperature import apply_temperature
 
@@ -130,22 +130,25 @@ def timings() -> dict[str, dict[str, float]]:
     rest = (b["expanded_idx_mapping"], b["temperature"], b["seeds"], b["positions"], b["logits_indices"])
     one = (rest[0], torch.ones_like(rest[1]), *rest[2:])
     out, peak, arg = outputs(ROWS, num_blocks(VOCAB))
+    _, best, who = outputs(ROWS, num_slices(ROWS, VOCAB))
     table: dict[str, Callable[[], object]] = {}
     target = torch.empty_like(logits)
     table["copy fp32"] = lambda: target.copy_(logits)
     table["max fp32 (torch)"] = lambda: torch.argmax(logits, dim=1)
-    table["gumbel_sample fp32"] = lambda: gumbel_sample(rt, out, peak, arg, logits, *rest, True)
-    table["gumbel_sample bf16"] = lambda: gumbel_sample(rt, out, peak, arg, bf16, *rest, True)
-    table["gumbel_sample fp32, T=1"] = lambda: gumbel_sample(rt, out, peak, arg, logits, *one, True)
+    table["gumbel_sample fp32"] = lambda: gumbel_sample(rt, out, best, who, logits, *rest, True)
+    table["gumbel_sample bf16"] = lambda: gumbel_sample(rt, out, best, who, bf16, *rest, True)
+    table["gumbel_sample fp32, T=1"] = lambda: gumbel_sample(rt, out, best, who, logits, *one, True)
     table["argmax_rows fp32"] = lambda: argmax_rows(rt, out, peak, arg, logits, rest[0])
     table["argmax_rows bf16"] = lambda: argmax_rows(rt, out, peak, arg, bf16, rest[0])
     table["reduce_blocks"] = lambda: reduce_blocks(rt, out, peak, arg)
     scratch, two = logits.clone(), one[1] + 1
     table["apply_temperature fp32"] = lambda: apply_temperature(rt, scratch, rest[0], two)
-    for block in (1024, 2048, 8192, 16384):
-        _, p, a = outputs(ROWS, num_blocks(VOCAB, block))
-        table[f"gumbel_blocks fp32, block {block}"] = lambda p=p, a=a: gumbel_blocks(rt, p, a, logits, *rest, True)  # type: ignore[misc]
-    table["gumbel_blocks fp32, block 4096"] = lambda: gumbel_blocks(rt, peak, arg, logits, *rest, True)
+    for slices in (8, 12, 16, 24, 32, 64):
+        _, p, a = outputs(ROWS, slices)
+        for name, x in (("fp32", logits), ("bf16", bf16)):
+            table[f"gumbel_blocks {name}, {slices} slices"] = lambda p=p, a=a, x=x: gumbel_blocks(
+                rt, p, a, x, *rest, True
+            )  # type: ignore[misc]
     kernel = variant_kernel.load()
     for bits in ("hash", "none", "philox"):
         for noise in ("exact", "fast"):

@@ -1,6 +1,7 @@
 """One batch for the sampler's benchmark, what an entrant is, and our own entries.
 
-Ours are the kernels that the sampler launches (``mrv2lab``), and V1's ways in plain torch (``mrv2lab v1 ...``).
+Ours are the kernels that the sampler launches (``mrv2lab``: masks in place, as the peers' ops do; then the search for
+the cut alone, and the search and a draw that applies the cut by itself), and V1's ways in torch (``mrv2lab v1 ...``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from mrv2lab.ops._cut import BOUNDS
 from mrv2lab.ops._op import Op
 from mrv2lab.ops.argmax import argmax_rows, num_blocks
-from mrv2lab.ops.gumbel import gumbel_sample
-from mrv2lab.ops.min_p import apply_min_p, min_p_cut
+from mrv2lab.ops.gumbel import gumbel_sample, num_slices
+from mrv2lab.ops.gumbel_cut import gumbel_cut_sample
+from mrv2lab.ops.min_p import apply_min_p, min_p_cut, num_groups
 from mrv2lab.ops.penalties import apply_penalties
 from mrv2lab.ops.top_k_top_p import apply_cut, find_cut
 from mrv2lab.runner_v1.logprobs import gather_logprobs
@@ -25,6 +27,9 @@ from mrv2lab.sample.token_logprobs import TokenLogprobs
 
 OPS = ("gumbel", "greedy", "topk_topp", "top_p", "min_p", "logprobs", "penalties")
 TOP_K, TOP_P, MIN_P, LOGPROBS = 20, 0.95, 0.05, 20
+AND_DRAWS = "mrv2lab, cut in the draw (and draws)"
+"""What a step does whose processed logits nobody reads: it finds the cut, and draws with it. Less the ``gumbel`` row,
+it is what the cut costs such a step."""
 PENALTIES = (1.1, 0.2, 0.1)
 """Repetition, frequency, presence."""
 HISTORY = 1024
@@ -138,7 +143,12 @@ def _mrv2(b: SamplerBatch) -> list[Entrant]:
     out = torch.empty(n, dtype=torch.int64, device=b.device)
     local_max = torch.empty((n, blocks), dtype=torch.float32, device=b.device)
     local_arg = torch.empty((n, blocks), dtype=torch.int32, device=b.device)
+    group_max = torch.empty((n, num_groups(b.vocab, blocks)), dtype=torch.float32, device=b.device)
+    min_p_scratch, min_p_bytes = (local_max, group_max), int(local_max.nbytes + group_max.nbytes)
     local, local_bytes = (local_max, local_arg), int(local_max.nbytes + local_arg.nbytes)
+    slices = (n, num_slices(n, b.vocab))
+    drawn = torch.empty(slices, device=b.device), torch.empty(slices, dtype=torch.int32, device=b.device)
+    drawn_bytes = sum(int(part.nbytes) for part in drawn)
     who = (b.idx_mapping, b.temperature, b.seeds, b.positions, b.logits_indices)
     cut = CutBuffers.make(rt, "cut", n, b.vocab, listed=512, candidates=1024, narrow=True)
     assert cut.bounds.shape[1] == BOUNDS
@@ -159,18 +169,31 @@ def _mrv2(b: SamplerBatch) -> list[Entrant]:
         cut_to(b.work, top_k, b.top_p, narrow)
         apply_cut(rt, b.work, b.arange, cut.group_max, cut.cut_value, cut.cut_id)
 
+    def cut_and_draw(top_k: torch.Tensor, narrow: bool) -> torch.Tensor:
+        cut_to(b.logits, top_k, b.top_p, narrow)
+        gumbel_cut_sample(rt, out, *drawn, b.logits, *who, (cut.cut_value, cut.cut_id, cut.group_max))
+        return out
+
+    def min_p_and_draw() -> torch.Tensor:
+        min_p_cut(rt, least, *min_p_scratch, b.logits, b.idx_mapping, b.log_min_p, b.temperature)
+        gumbel_cut_sample(rt, out, *drawn, b.logits, *who, (least, None, group_max))
+        return out
+
     entrants = [
-        Entrant("gumbel", "mrv2lab", lambda: gumbel_sample(rt, out, *local, b.logits, *who, True), None, local_bytes),
+        Entrant("gumbel", "mrv2lab", lambda: gumbel_sample(rt, out, *drawn, b.logits, *who, True), None, drawn_bytes),
         Entrant("greedy", "mrv2lab", lambda: argmax_rows(rt, out, *local, b.logits, b.idx_mapping), None, local_bytes),
         Entrant("topk_topp", "mrv2lab", lambda: cut_in_place(b.top_k, False), b.restore, cut.nbytes),
         Entrant("topk_topp", "mrv2lab find only", lambda: cut_to(b.logits, b.top_k, b.top_p, False), None, cut.nbytes),
+        Entrant("topk_topp", AND_DRAWS, lambda: cut_and_draw(b.top_k, False), None, cut.nbytes + drawn_bytes),
         Entrant("top_p", "mrv2lab", lambda: cut_in_place(b.no_top_k, True), b.restore, cut.nbytes),
         Entrant("top_p", "mrv2lab find only", lambda: cut_to(b.logits, b.no_top_k, b.top_p, True), None, cut.nbytes),
-        Entrant("min_p", "mrv2lab", lambda: apply_min_p(rt, b.work, local_max, b.idx_mapping, b.log_min_p), b.restore,
-                int(local_max.nbytes)),
+        Entrant("top_p", AND_DRAWS, lambda: cut_and_draw(b.no_top_k, True), None, cut.nbytes + drawn_bytes),
+        Entrant("min_p", AND_DRAWS, min_p_and_draw, None, min_p_bytes + drawn_bytes),
+        Entrant("min_p", "mrv2lab",
+                lambda: apply_min_p(rt, b.work, *min_p_scratch, b.idx_mapping, b.log_min_p), b.restore, min_p_bytes),
         Entrant("min_p", "mrv2lab find only",
-                lambda: min_p_cut(rt, least, local_max, b.logits, b.idx_mapping, b.log_min_p), None,
-                int(local_max.nbytes)),
+                lambda: min_p_cut(rt, least, *min_p_scratch, b.logits, b.idx_mapping, b.log_min_p), None,
+                min_p_bytes),
         Entrant("logprobs", "mrv2lab", lambda: found.launch(said, b.logits, b.arange, b.chosen, asked, False), None,
                 found.buffers.nbytes),
     ]  # fmt: skip
@@ -203,4 +226,6 @@ def kept_bytes(rows: int, vocab: int) -> dict[str, int]:
     cut = CutBuffers.make(rt, "cut", rows, vocab, listed=512, candidates=1024, narrow=True).nbytes
     block = rows * num_blocks(vocab)
     found = TokenLogprobs(rt, max_rows=rows, vocab_size=vocab, max_top=LOGPROBS).buffers.nbytes
-    return {"gumbel": 8 * block, "greedy": 8 * block, "topk_topp": cut, "min_p": 4 * block, "logprobs": found}
+    drawn = 8 * rows * num_slices(rows, vocab)
+    min_p = 4 * (block + rows * num_groups(vocab, num_blocks(vocab)))
+    return {"gumbel": drawn, "greedy": 8 * block, "topk_topp": cut, "min_p": min_p, "logprobs": found}

@@ -16,7 +16,9 @@ clock is the host's, nothing is flushed, and the times say nothing about kernels
 
 Peers: torch's own ways always; FlashInfer where ``flashinfer.sampling`` imports; vLLM where it is installed, or from
 ``--vllm-kernels DIR``, a folder with its kernel files (``vllm_kernels`` says which, and how to get them). Who is absent
-is named with the reason under ``absent``; an entrant that fails, under ``failed``.
+is named with the reason under ``absent``; an entrant that fails, under ``failed``. The ops are measured one by one, and
+what is there after each is given to ``keep``. The bar names the entrant at work, and ``slow_to_start`` whose first call
+took long: FlashInfer's compiles its library with nvcc, for minutes, on a machine where nobody has used it yet.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ from mrv2lab.runtime.create import resolve_device
 
 KEYS = ("op", "rows", "vocab", "dtype", "impl", "median_us", "iqr_us", "peak_bytes", "fraction_of_copy_bandwidth")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PEERS = ("torch", "flashinfer", "vllm")
 WARM_UP = 3
+SLOW_S = 2.0
+"""A first call that takes longer is named."""
 CYCLES_A_US = 2000
 """The sleeping GPU counts clock cycles: about 2 GHz."""
 
@@ -58,10 +63,13 @@ def bench(
     ops: tuple[str, ...] = OPS,
     vllm_kernels: str | Path | None = None,
     lengths: tuple[int, ...] | None = None,
+    peers: tuple[str, ...] = PEERS,
+    keep: Callable[[dict[str, Any]], None] | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Everything, as a dictionary whose ``rows`` have :data:`KEYS`. None: 256 x 151,936 and 20 repeats on a GPU, 4 x
-    4,096 and 5 on a CPU. ``lengths``: output lengths of the penalties' second table; () leaves it out.
+    4,096 and 5 on a CPU. ``lengths``: output lengths of the penalties' second table; () leaves it out. ``keep`` is given
+    the dictionary after each op, its ``finished`` False; so whoever is interrupted has what was measured.
 
     Raises ``ValueError`` for sizes or names that there are not, ``DeviceMissing`` without the device."""
     where = resolve_device(device)
@@ -69,7 +77,7 @@ def bench(
     rows = rows if rows is not None else 256 if on_gpu else 4
     vocab = vocab if vocab is not None else 151_936 if on_gpu else 4096
     repeats = repeats if repeats is not None else 20 if on_gpu else 5
-    _check(rows, vocab, repeats, dtypes, ops)
+    _check(rows, vocab, repeats, {"dtype": (dtypes, tuple(DTYPES)), "op": (ops, OPS), "peer": (peers, PEERS)})
     clock = _Events(where) if on_gpu else _Host()
     copied = clock.copy_bytes_per_us()
     figures: dict[str, Any] = {
@@ -80,48 +88,58 @@ def bench(
         "rows": [],
         "absent": {},
         "failed": {},
+        "slow_to_start": {},
+        "finished": False,
     }
-    with torch.inference_mode(), tqdm(total=len(dtypes), desc="sampler", disable=not progress) as bar:
+    in_order = [op for op in OPS if op in ops]
+    with torch.inference_mode(), tqdm(total=len(dtypes) * len(in_order), desc="sampler", disable=not progress) as bar:
         for name in dtypes:
+            bar.set_postfix_str(f"{name}: makes the batch")
             batch = SamplerBatch(rows, vocab, DTYPES[name], where)
             with ExitStack() as stack:
-                entrants = our_ways(batch) + _peers(batch, vllm_kernels, figures["absent"], stack)
-                entrants = [one for one in entrants if one.op in ops]
-                figures["rows"] += _measure(entrants, batch, name, clock, repeats, copied, figures["failed"])
-            del entrants, batch
-            bar.update()
-    figures["rows"].sort(key=lambda row: (OPS.index(row["op"]), row["dtype"]))
+                everybody = our_ways(batch) + _peers(batch, peers, vllm_kernels, figures["absent"], stack)
+                for op in in_order:
+                    entrants = [one for one in everybody if one.op == op]
+                    figures["rows"] += _measure(entrants, batch, name, clock, repeats, copied, figures, bar)
+                    figures["rows"].sort(key=lambda row: (OPS.index(row["op"]), row["dtype"]))
+                    if keep is not None:
+                        keep(figures)
+                    bar.update()
+            del everybody, entrants, batch
     if lengths != () and "penalties" in ops:
         figures["penalties_by_length"] = penalties_by_length(where.type, lengths=lengths, repeats=repeats)
+    figures["finished"] = True
     return figures
 
 
-def _check(rows: int, vocab: int, repeats: int, dtypes: tuple[str, ...], ops: tuple[str, ...]) -> None:
+def _check(rows: int, vocab: int, repeats: int, chosen: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
     for what, value, least in (("rows", rows, 1), ("vocab", vocab, 2), ("repeats", repeats, 2)):
         if value < least:
             raise ValueError(f"{what} must be at least {least}, got {value}")
-    for what, names, known in (("dtype", dtypes, tuple(DTYPES)), ("op", ops, OPS)):
+    for what, (names, known) in chosen.items():
         for name in names:
             if name not in known:
                 raise ValueError(f"{what} {name!r} is not one of {', '.join(known)}")
 
 
-def _peers(batch: SamplerBatch, folder: str | Path | None, absent: dict[str, str], stack: ExitStack) -> list[Entrant]:
-    """Everybody who is here; who is not goes into ``absent`` with the reason."""
+def _peers(
+    batch: SamplerBatch, names: tuple[str, ...], folder: str | Path | None, absent: dict[str, str], stack: ExitStack
+) -> list[Entrant]:
+    """Everybody of ``names`` who is here; who is not goes into ``absent`` with the reason."""
 
     def vllm() -> list[Entrant]:
         kernels = installed_kernels() if folder is None else kernel_files(folder)
         return vllm_ways(batch, stack.enter_context(kernels))
 
     made: list[Entrant] = []
-    peers: dict[str, Callable[[], list[Entrant]]] = {
+    every: dict[str, Callable[[], list[Entrant]]] = {
         "torch": lambda: torch_ways(batch),
         "flashinfer": lambda: flashinfer_ways(batch),
         "vllm": vllm,
     }
-    for name, ways in peers.items():
+    for name in names:
         try:
-            made += ways()
+            made += every[name]()
         except Absent as error:
             absent[name] = str(error)
     return made
@@ -134,11 +152,15 @@ def _measure(
     clock: Any,
     repeats: int,
     copied: float,
-    failed: dict[str, str],
+    figures: dict[str, Any],
+    bar: Any,
 ) -> list[dict[str, Any]]:
-    """A row an entrant. One that raises is named in ``failed`` and left out."""
+    """A row an entrant. One that raises is named in the ``failed`` of ``figures`` and left out."""
     peaks: dict[int, int] = {}
     for i, one in enumerate(entrants):
+        who = f"{one.op} {dtype} {one.impl}"
+        bar.set_postfix_str(f"{who}: warms up")  # at once, so that the last line of a log names who never ended
+        begin = time.perf_counter()
         try:
             for _ in range(WARM_UP):
                 _restore(one)
@@ -147,8 +169,12 @@ def _measure(
             peaks[i] = one.owned_bytes() + clock.peak(one.run)
             clock.learn(i, one)
         except Exception as error:  # a peer's kernel may fail in any way, and the others still count
-            failed[f"{one.op} {dtype} {one.impl}"] = f"{type(error).__name__}: {str(error)[:300]}"
+            figures["failed"][who] = f"{type(error).__name__}: {str(error)[:300]}"
+        taken_s = time.perf_counter() - begin
+        if taken_s > SLOW_S:
+            figures["slow_to_start"][who] = round(taken_s, 1)
     samples: dict[int, list[float]] = {i: [] for i in peaks}
+    bar.set_postfix_str(f"{entrants[0].op} {dtype}: timed" if entrants else "")
     for _ in range(repeats):
         for i in samples:
             clock.start(i, entrants[i])

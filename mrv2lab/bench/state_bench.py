@@ -4,12 +4,13 @@
 
 UVA: ``prefill_inputs`` over 256 requests with ``all_token_ids`` in host memory, against the same table in device
 memory, and the device bytes that the host table saves. Staged writes: ``StagedWriteTensor.apply_write`` of 256 diffs of
-4 values.
+4 values. Preparation of 256 plain decodes: the separate launches against ``prepare_decode``.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,10 @@ import typer
 from mrv2lab.bench.result import summary, write_result
 from mrv2lab.memory import StagedWriteTensor
 from mrv2lab.ops.prefill_inputs import prefill_inputs
+from mrv2lab.protocol import RequestData, SamplingParams
+from mrv2lab.runner.prepare import launch_inputs, prepare_decodes, prepare_inputs, upload_batch
 from mrv2lab.runtime import POLICIES, Runtime, make_runtime
+from mrv2lab.state import BlockTables, HostBatch, InputBuffers, RequestState
 
 NUM_REQS = 256
 MAX_NUM_REQS, MAX_MODEL_LEN = 1024, 4096
@@ -103,18 +107,75 @@ def bench_staged_writes(rt: Runtime) -> dict[str, Any]:
         figures[policy] = {
             "stage_host_us": summary(stage_us[10:]),
             "apply_host_us": summary(apply_us[10:]),
+            "both_host_us": summary([one + other for one, other in zip(stage_us[10:], apply_us[10:], strict=True)]),
             "apply_device_us": device_us(rt, both),
         }
     return figures
 
 
+def bench_preparation(rt: Runtime) -> dict[str, Any]:
+    """256 decodes of 1,024 rows, block size 16: the uploads, and the launches with and without fusion, host and device
+    time. What the launches read (counts and lengths under ``uva_pool``) lies in host memory, as in a step."""
+    transfers = POLICIES["uva_pool"](rt)
+    state = RequestState(rt, transfers, max_num_reqs=MAX_NUM_REQS, max_model_len=MAX_MODEL_LEN)
+    buffers = InputBuffers(rt, transfers, max_num_reqs=MAX_NUM_REQS, max_num_batched_tokens=MAX_MODEL_LEN)
+    tables = BlockTables(
+        rt,
+        transfers,
+        block_sizes=(16,),
+        max_num_reqs=MAX_NUM_REQS,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=MAX_MODEL_LEN,
+    )
+    rng = np.random.default_rng(0)
+    ids = [f"r{i}" for i in range(NUM_REQS)]
+    for i, req_id in enumerate(ids):
+        length = int(rng.integers(100, 1000))
+        blocks = list(range(1 + 64 * i, 1 + 64 * i + length // 16 + 1))
+        request = RequestData(req_id, length, [1] * length, SamplingParams(), 0, False, (blocks,), length)
+        tables.append_block_ids(state.add_request(request), (blocks,), overwrite=True)
+    state.apply_staged_writes()
+    tables.apply_staged_writes()
+    rows = state.rows(ids)
+    starts = np.minimum(np.arange(MAX_NUM_REQS + 1, dtype=np.int32), np.int32(NUM_REQS))
+    ones, lengths = np.ones(NUM_REQS, np.int32), state.num_computed_tokens_np[rows] + 1
+    host = HostBatch(ids, rows, ones, ones * 0, starts, lengths, NUM_REQS, NUM_REQS, False)
+    batch = prepare_inputs(rt, state, buffers, host, 0)
+
+    def separate() -> None:
+        launch_inputs(rt, state, buffers, batch)
+        tables.gather(batch.idx_mapping, NUM_REQS, NUM_REQS)
+        tables.compute_slot_mappings(batch.idx_mapping, batch.query_start_loc, buffers.positions, NUM_REQS)
+
+    def fused() -> None:
+        prepare_decodes(rt, state, buffers, tables, batch, NUM_REQS)
+
+    figures: dict[str, Any] = {"upload_host_us": host_us(lambda: upload_batch(buffers, host, 0))}
+    for name, launch in (("separate", separate), ("fused", fused)):
+        figures[name] = {"host_us": host_us(launch), "device_us": device_us(rt, launch)}
+    return figures
+
+
+def host_us(launch: Callable[[], Any], repeats: int = 60) -> dict[str, float]:
+    """Host microseconds of one ``launch``, on an idle device."""
+    samples = []
+    for _ in range(repeats + 10):
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        launch()
+        samples.append((time.perf_counter_ns() - start) / 1e3)
+    torch.cuda.synchronize()
+    return summary(samples[10:])
+
+
 def main(out: Annotated[Path, typer.Option(help="JSON file to write.")]) -> None:
-    """Run both on the GPU."""
+    """Run all three on the GPU."""
     rt = make_runtime()
     if rt.device.type != "cuda":
         raise SystemExit("state_bench times a GPU; torch sees none here")
     with torch.inference_mode():
-        write_result(out, "state_cuda", {"uva": bench_uva(rt), "staged_writes": bench_staged_writes(rt)})
+        parts = {"uva": bench_uva, "staged_writes": bench_staged_writes, "preparation": bench_preparation}
+        write_result(out, "state_cuda", {name: part(rt) for name, part in parts.items()})
     typer.echo(out.read_text())
 
 

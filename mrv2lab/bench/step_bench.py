@@ -2,6 +2,7 @@
 
 ``python -m mrv2lab.bench.step_bench --device cpu --out FILE``   the shipped model, 8 requests, lag 0
 ``python -m mrv2lab.bench.step_bench --device cuda --out FILE``  Qwen3-0.6B's shape, random weights, decode steps
+``... --graphs full_decode_only``                                  the same with the forward pass replayed from a graph
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from tqdm.auto import tqdm
 
 from mrv2lab.bench.result import summary, write_result
-from mrv2lab.config import QWEN3_0_6B
+from mrv2lab.config import QWEN3_0_6B, GraphMode
 from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import PHASES, Observer
 from mrv2lab.protocol import SamplingParams
@@ -100,7 +101,14 @@ def _counts() -> dict[str, int]:
     }
 
 
-PREPARATION_KERNELS = ("prefill_inputs", "pos_seq_lens", "combine_tokens", "gather_block_tables", "slot_mapping")
+PREPARATION_KERNELS = (
+    "prepare_decode",
+    "prefill_inputs",
+    "pos_seq_lens",
+    "combine_tokens",
+    "gather_block_tables",
+    "slot_mapping",
+)
 
 
 def kernel_times(engine: Engine, steps: int) -> dict[str, float]:
@@ -135,10 +143,25 @@ def bench_cpu(steps: int) -> dict[str, Any]:
     return figures
 
 
-def bench_cuda(steps: int) -> dict[str, Any]:
+def bench_cuda(steps: int, graphs: GraphMode, fused: bool) -> dict[str, Any]:
     """Qwen3-0.6B's shape in bfloat16: phases at 1, 64 and 256 requests, kernels and allocations at 256."""
-    figures: dict[str, Any] = {"model": QWEN3_0_6B.name, "prompt_len": 128, "requests": {}}
-    engine = Engine(QWEN3_0_6B, device="cuda", num_blocks=8192, max_num_reqs=1024, max_num_batched_tokens=4096)
+    figures: dict[str, Any] = {
+        "model": QWEN3_0_6B.name,
+        "prompt_len": 128,
+        "graphs": graphs,
+        "fused_prepare": fused,
+        "requests": {},
+    }
+    engine = Engine(
+        QWEN3_0_6B,
+        device="cuda",
+        num_blocks=8192,
+        max_num_reqs=1024,
+        max_num_batched_tokens=4096,
+        cudagraph_mode=graphs,
+        fused_prepare=fused,
+        warm_up=False,
+    )
     for count in tqdm((1, 64, 256), desc="requests"):
         row: dict[str, Any] = {}
         for label, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -162,9 +185,11 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
     device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 100,
+    graphs: Annotated[str, typer.Option(help="GPU: cudagraph_mode of the engine.")] = "none",
+    fused: Annotated[bool, typer.Option(help="GPU: prepare plain decodes in one launch.")] = True,
 ) -> None:
     """Run the benchmark for one device."""
-    figures = bench_cuda(steps) if device == "cuda" else bench_cpu(steps)
+    figures = bench_cuda(steps, cast(GraphMode, graphs), fused) if device == "cuda" else bench_cpu(steps)
     write_result(out, f"step_{device}", figures)
     typer.echo(out.read_text())
 

@@ -3,8 +3,8 @@
 A request's last ``num_logits`` tokens of the step get logits: the last sampled token, then its drafts. One rule keeps
 prompts intact: a slot whose position lies within the prefill holds a known token and is left alone. It covers prefill
 chunks and the "prompt tail", a first decode step that placeholder drafts pad while the last prompt token is still to be
-computed. Counterpart in vLLM: ``combine_sampled_and_draft_tokens`` in ``v1/worker/gpu/input_batch.py`` (its guard tests
-the first slot only).
+computed. A negative row is nobody's: its logits rows are found, its tokens stay what they were. Counterpart in vLLM:
+``combine_sampled_and_draft_tokens`` in ``v1/worker/gpu/input_batch.py`` (its guard tests the first slot only).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrv2lab.ops._op import jit, next_power_of_2, op
 tl: Any = None
 
 
-# idx_mapping         [r] int32
+# idx_mapping         [r] int32, < 0 = nobody's
 # query_start_loc     [>= r + 1] int32
 # cu_num_logits       [r + 1] int32, from 0; at most K + 1 a request
 # seq_lens            [>= r] int32
@@ -43,7 +43,7 @@ def combine_tokens_spec(
         for j in range(num_logits):
             slot = query_start_loc[i + 1] - num_logits + j
             logits_indices[cu_num_logits[i] + j] = slot
-            if seq_lens[i] - num_logits + j >= prefill_len[row]:
+            if row >= 0 and seq_lens[i] - num_logits + j >= prefill_len[row]:
                 input_ids[slot] = last_sampled_tokens[row] if j == 0 else draft_tokens[row, j - 1]
 
 
@@ -69,6 +69,8 @@ def combine_tokens_kernel(
     mask = j < num_logits
     slot = tl.load(query_start_loc + i + 1) - num_logits + j
     tl.store(logits_indices + first + j, slot.to(tl.int64), mask=mask)
+    if row < 0:
+        return
 
     mask = mask & (tl.load(seq_lens + i) - num_logits + j >= tl.load(prefill_len + row))
     drafts = tl.load(draft_tokens + row.to(tl.int64) * draft_stride + j - 1, mask=mask & (j > 0), other=0)

@@ -1,8 +1,8 @@
 """How many of a request's tokens count, and how many drafts were rejected, once its logits rows were sampled.
 
 A prefill chunk that does not reach the end of the prefill samples nothing: what its row gave is dropped. The last chunk
-has ``seq_len == prefill_len`` and samples. Counterpart in vLLM: ``get_num_sampled_and_rejected`` in
-``v1/worker/gpu/input_batch.py``.
+has ``seq_len == prefill_len`` and samples. Nor does a negative row, which is nobody's. Counterpart in vLLM:
+``get_num_sampled_and_rejected`` in ``v1/worker/gpu/input_batch.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mrv2lab.ops._op import cdiv, jit, op
 tl: Any = None
 
 
-# idx_mapping   [r] int32
+# idx_mapping   [r] int32, < 0 = nobody's
 # seq_lens      [>= r] int32
 # cu_num_logits [r + 1] int32, from 0
 # prefill_len   [R] int32
@@ -24,7 +24,7 @@ def num_sampled_and_rejected_spec(
     idx_mapping, seq_lens, cu_num_logits, prefill_len, num_sampled, num_rejected, num_reqs
 ):
     for i in range(num_reqs):
-        if seq_lens[i] < prefill_len[idx_mapping[i]]:
+        if idx_mapping[i] < 0 or seq_lens[i] < prefill_len[idx_mapping[i]]:
             num_sampled[i] = num_rejected[i] = 0
         else:
             num_rejected[i] = cu_num_logits[i + 1] - cu_num_logits[i] - num_sampled[i]
@@ -36,8 +36,9 @@ def num_sampled_and_rejected_kernel(
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < num_reqs
-    row = tl.load(idx_mapping + i, mask=mask, other=0)
-    unfinished = tl.load(seq_lens + i, mask=mask, other=0) < tl.load(prefill_len + row, mask=mask, other=0)
+    row = tl.load(idx_mapping + i, mask=mask, other=-1)
+    known = tl.load(prefill_len + row, mask=row >= 0, other=0)
+    unfinished = (row < 0) | (tl.load(seq_lens + i, mask=mask, other=0) < known)
     num_logits = tl.load(cu_num_logits + i + 1, mask=mask, other=0) - tl.load(cu_num_logits + i, mask=mask, other=0)
     sampled = tl.load(num_sampled + i, mask=mask, other=0)
     tl.store(num_sampled + i, tl.where(unfinished, 0, sampled), mask=mask)

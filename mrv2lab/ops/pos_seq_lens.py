@@ -1,8 +1,8 @@
 """Positions of this step's tokens and sequence lengths of its requests, from the exact counters on the device.
 
 ``seq_lens`` counts the context with this step's tokens, drafts that will be rejected included. Its tail up to R is
-zeroed: a full CUDA graph reads padded requests and must find them empty. Counterpart in vLLM: ``prepare_pos_seq_lens``
-in ``v1/worker/gpu/input_batch.py``.
+zeroed: a full CUDA graph reads padded requests and must find them empty. A request with a negative row, as a dummy
+run's are, starts at position 0. Counterpart in vLLM: ``prepare_pos_seq_lens`` in ``v1/worker/gpu/input_batch.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrv2lab.ops._op import jit, op
 tl: Any = None
 
 
-# idx_mapping         [r] int32
+# idx_mapping         [r] int32, < 0 = nobody's: nothing is computed yet
 # query_start_loc     [>= r + 1] int32
 # num_computed_tokens [R] int32
 # positions           [T] int64
@@ -24,7 +24,7 @@ tl: Any = None
 def pos_seq_lens_spec(idx_mapping, query_start_loc, num_computed_tokens, positions, seq_lens, num_reqs):
     for i in range(num_reqs):
         start, end = query_start_loc[i], query_start_loc[i + 1]
-        done = num_computed_tokens[idx_mapping[i]]
+        done = num_computed_tokens[idx_mapping[i]] if idx_mapping[i] >= 0 else 0
         seq_lens[i] = done + end - start
         positions[start:end] = np.arange(done, done + end - start)
     seq_lens[num_reqs:] = 0
@@ -41,7 +41,8 @@ def pos_seq_lens_kernel(
             tail = first + tl.arange(0, BLOCK)
             tl.store(seq_lens + tail, tl.zeros((BLOCK,), tl.int32), mask=tail < max_num_reqs)
         return
-    done = tl.load(num_computed_tokens + tl.load(idx_mapping + i))
+    row = tl.load(idx_mapping + i)
+    done = tl.load(num_computed_tokens + row, mask=row >= 0, other=0)
     start = tl.load(query_start_loc + i)
     length = tl.load(query_start_loc + i + 1) - start
     tl.store(seq_lens + i, done + length)

@@ -15,7 +15,7 @@ from mrv2lab.ops._op import jit, next_power_of_2, op
 tl: Any = None
 
 
-# idx_mapping         [r] int32, state row of each request of the batch (int64 in vLLM)
+# idx_mapping         [r] int32, state row of each request of the batch (int64 in vLLM), < 0 = nobody's
 # query_start_loc     [>= r + 1] int32
 # all_token_ids       [R, L] int32, device or UVA
 # prefill_len         [R] int32
@@ -34,6 +34,8 @@ def prefill_inputs_spec(
 ):
     for i in range(num_reqs):
         row, start, end = idx_mapping[i], query_start_loc[i], query_start_loc[i + 1]
+        if row < 0:
+            continue
         known, done = prefill_len[row], num_computed_tokens[row]
         if done < known:
             chunk = all_token_ids[row, done : min(done + end - start, known)]
@@ -60,6 +62,8 @@ def prefill_inputs_kernel(
 ):
     i = tl.program_id(0)
     row = tl.load(idx_mapping + i)
+    if row < 0:
+        return
     known = tl.load(prefill_len + row)
     done = tl.load(num_computed_tokens + row)
     if done >= known:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrv2lab.memory.staged_write import StagedDiff
+from mrv2lab.memory import StagedDiff
 from mrv2lab.observer import Mark, Observer
 from mrv2lab.protocol import SchedulerOutput
 from mrv2lab.recorder.probes import Probes

@@ -32,6 +32,8 @@ Rows = dict[str, int]
 class HostOnly:
     """A table of :class:`InputBatch` that is never sent anywhere."""
 
+    stays = True
+
     def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.gpu = torch.zeros(shape, dtype=dtype)
         self.np = self.gpu.numpy()

@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from mrv2lab.bench import sampler_bench, vllm_kernels
 from mrv2lab.bench.penalty_bench import penalties_by_length
-from mrv2lab.bench.sampler_batch import OPS, Entrant, SamplerBatch, kept_bytes, our_ways
+from mrv2lab.bench.sampler_batch import AND_DRAWS, OPS, Entrant, SamplerBatch, kept_bytes, our_ways
 from mrv2lab.bench.sampler_bench import KEYS, bench
 from mrv2lab.bench.sampler_peers import Absent, flashinfer_ways, torch_ways
 from mrv2lab.cli import app
+from mrv2lab.ops.noise import noise_spec
 from tests.sample import oracle
 
 TINY: dict[str, Any] = {"rows": 2, "vocab": 300, "repeats": 2, "lengths": (), "progress": False}
@@ -76,6 +78,35 @@ def test_who_fails_is_named_and_the_others_count(monkeypatch: pytest.MonkeyPatch
     assert peaks["torch hoarder"] >= 10**9 > peaks["torch argmax"]
 
 
+def test_what_was_measured_is_kept_when_a_later_entrant_never_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file holds the ops before it, and the bar's last words are its name."""
+
+    def endless(b: SamplerBatch) -> list[Entrant]:
+        def forever() -> None:
+            raise KeyboardInterrupt
+
+        return [Entrant("greedy", "torch endless", forever)]
+
+    monkeypatch.setattr(sampler_bench, "torch_ways", endless)
+    out = tmp_path / "sampler.json"
+    result = call("--rows", "2", "--vocab", "300", "--repeats", "2", "--peer", "torch", "--out", str(out))
+    assert result.exit_code == 130
+    *_, bar, said = result.stderr.splitlines()
+    assert said.startswith("mrv2lab: interrupted; ")
+    assert "greedy float32 torch endless: warms up" in bar.rpartition("sampler:")[2]
+    written = json.loads(out.read_text())["figures"]
+    assert ({row["op"] for row in written["rows"]}, written["finished"]) == ({"gumbel"}, False)
+
+
+def test_a_slow_first_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_bench, "SLOW_S", 0.0)
+    found = bench("cpu", **TINY, ops=("greedy",), dtypes=("float32",), peers=())
+    assert list(found["slow_to_start"]) == ["greedy float32 mrv2lab"]
+    assert (found["finished"], found["absent"]) == (True, {})
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -84,6 +115,7 @@ def test_who_fails_is_named_and_the_others_count(monkeypatch: pytest.MonkeyPatch
         ({"repeats": 1}, "repeats must be at least 2"),
         ({"ops": ("top_k",)}, "op 'top_k' is not one of gumbel"),
         ({"dtypes": ("float8",)}, "dtype 'float8' is not one of float32"),
+        ({"peers": ("sglang",)}, "peer 'sglang' is not one of torch"),
     ],
 )
 def test_bench_refuses(wrong: dict[str, Any], words: str) -> None:
@@ -130,13 +162,28 @@ def test_ways_of_one_op_keep_the_same_tokens() -> None:
         "min_p": lambda x: oracle.min_p(x, 0.05),
     }.items():
         want = [kept(row) > -oracle.INF for row in b.logits.double().numpy()]
-        ways = [one for one in our_ways(b) + torch_ways(b) if one.op == op and "find" not in one.impl]
+        ways = [
+            one
+            for one in our_ways(b) + torch_ways(b)
+            if one.op == op and "find" not in one.impl and one.impl != AND_DRAWS
+        ]
         assert len(ways) >= 2
         for one in ways:
             got = outcome(one, b) > -oracle.INF
             assert got.numpy().tolist() == [row.tolist() for row in want], one.impl
     b.restore()
     assert torch.equal(b.work, b.logits)
+
+
+def test_a_draw_with_its_cut_draws_from_masked_logits() -> None:
+    b = batch(rows=8)
+    ways = {(one.op, one.impl): one for one in our_ways(b)}
+    for op in ("topk_topp", "top_p", "min_p"):
+        masked = outcome(ways[op, "mrv2lab"], b).clone()
+        noise = np.stack([noise_spec(int(b.seeds[i]), int(b.positions[k]), 500)
+                          for i, k in zip(b.idx_mapping.tolist(), b.logits_indices.tolist(), strict=True)])  # fmt: skip
+        want = (masked.numpy() + noise).argmax(axis=1)
+        assert ways[op, AND_DRAWS].run().tolist() == want.tolist()  # type: ignore[attr-defined]
 
 
 def test_ways_of_penalties_agree() -> None:

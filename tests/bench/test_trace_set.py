@@ -27,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_setting_has_its_files(folder: Path) -> None:
-    traces = [f"cpu_{name}.json.gz" for name in SETTINGS] + [f"cpu_{name}_late.json.gz" for name in LATE]
+    traces = [f"cpu_{name}{kind}.json.gz" for kind in ("", "_graphs") for name in SETTINGS]
+    traces += [f"cpu_{name}_late.json.gz" for name in LATE]
     recordings = [f"cpu_{name}.mrv2rec" for name in SETTINGS if name != "v1_barrier"]
     files = sorted(traces + recordings)
     assert sorted(path.name for path in folder.iterdir()) == sorted(files + [f"{name}.meta.json" for name in files])
@@ -47,6 +48,19 @@ def test_the_barrier_waits_for_late_copies(folder: Path) -> None:
     assert barrier_ns("v1_barrier_late") > 0.5 * STAND_IN_MS * 1e6 > barrier_ns("v1_barrier")
     no_barrier = syncs(load(folder / "cpu_mrv2_pinned_copy_late.json.gz", cache=False))
     assert not no_barrier["barrier"].any()
+
+
+def test_a_graphs_step_is_one_launch_of_the_forward_pass(folder: Path) -> None:
+    def forwards(name: str) -> int:
+        trace = load(folder / f"cpu_{name}.json.gz", cache=False)
+        return int(trace.named(lambda name: "after_attention" in name).sum())
+
+    assert forwards("mrv2_uva_pool") > 0 == forwards("mrv2_uva_pool_graphs")
+
+
+def test_a_kind_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a kind is one of .* got \['eagre'\]"):
+        write_set(tmp_path, "cpu", requests=1, steps=1, kinds=["eagre"])
 
 
 def test_scrubbing_takes_the_machine_out_and_nothing_else(tmp_path: Path) -> None:

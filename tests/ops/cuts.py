@@ -53,6 +53,7 @@ def find(
     listed: int = 512,
     candidates: int = 1024,
     narrow: bool = True,
+    temperature: Any = None,
 ) -> CutBuffers:
     """The cut of every entry; ``ks`` and ``ps`` are the tables, ``mapping`` and ``rows`` count up by default."""
     device = rt.device
@@ -65,9 +66,10 @@ def find(
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
     top_k = torch.tensor(ks, dtype=torch.int32, device=device)
     top_p = torch.tensor(ps, dtype=torch.float32, device=device)
+    of = None if temperature is None else torch.tensor(temperature, dtype=torch.float32, device=device)
     if logits.device.type != device:  # a copy that keeps the rows' stride
         logits = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=device).copy_(logits)
-    find_cut(rt, buffers, logits, at, to, tokens, False, top_k, top_p, narrow)
+    find_cut(rt, buffers, logits, at, to, tokens, False, top_k, top_p, narrow, of)
     return buffers
 
 

@@ -71,7 +71,7 @@ def test_a_prompt_token_is_never_overwritten(computed: int, want: list[int], bac
 MUTANTS = {
     "spec": [
         (">= prefill_len[row]", "> prefill_len[row]"),
-        ("if seq_lens[i] - num_logits + j >= prefill_len[row]:", "if seq_lens[i] > prefill_len[row]:"),
+        ("if row >= 0 and seq_lens[i] - num_logits + j >= prefill_len[row]:", "if seq_lens[i] > prefill_len[row]:"),
         ("draft_tokens[row, j - 1]", "draft_tokens[i, j - 1]"),
     ],
     "interpret": [

@@ -51,15 +51,16 @@ def test_left_to_others(backend):
     logits[2:] = 1.0
     found = find(First(backend), logits, [V, 9, 4, V], [0.9, 0.9, 1.0, 0.5], listed=8, candidates=32)
     assert found.status.tolist() == [NARROW, SEARCH, SEARCH, NARROW]
-    m, target, lower, upper, above = found.bounds[0].tolist()
+    m, target, lower, upper, above, t = found.bounds[0].tolist()
     x = logits[0].double()
     w = (x - x.max()).exp()
     assert m == x.max().item()
+    assert t == 1
     assert target == pytest.approx(0.9 * w.sum().item(), rel=1e-6)
     assert above == pytest.approx(w[x >= upper].sum().item(), rel=1e-6)
     assert above < target <= w[x >= lower].sum().item()
     assert lower < upper < m
-    assert found.bounds[3, 3:].tolist() == [INF, 0]  # nothing is known above
+    assert found.bounds[3, 3:].tolist() == [INF, 0, 1]  # nothing is known above
 
 
 @pytest.mark.parametrize("backend", KERNELS)

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from mrv2lab.ops.cut_from_groups import cut_from_groups
+from mrv2lab.ops.gumbel import gumbel_blocks
+from mrv2lab.ops.gumbel_cut import gumbel_cut_blocks
+from mrv2lab.ops.list_near import list_near
 from mrv2lab.ops.logit_groups import logit_groups
 from mrv2lab.ops.logprobs import row_logprobs, token_logprobs
 from mrv2lab.ops.narrow_cut import narrow_choose, narrow_sums
@@ -19,8 +22,8 @@ from tests.ops.backends import compile_for_gpu
 from tests.ops.cuts import Now
 
 OPS = [
-    logit_groups, cut_from_groups, narrow_sums, narrow_choose, search_cut, apply_cut, topk_ids, token_logprobs,
-    row_logprobs,
+    logit_groups, cut_from_groups, narrow_sums, narrow_choose, list_near, search_cut, apply_cut, topk_ids,
+    gumbel_blocks, gumbel_cut_blocks, token_logprobs, row_logprobs,
 ]  # fmt: skip
 
 
@@ -36,12 +39,16 @@ def test_compiles_for_sm_90(op, dtype, tmp_path):
     ids, values, out, p = torch.empty(n, 21).int(), torch.empty(n, 21), torch.empty(n, vocab), torch.ones(n)
     rows = (logits, at, at)
     args = {
-        "logit_groups": (b.group_max, b.block_max, b.block_sum, b.block_count, *rows, tokens, True),
+        "logit_groups": (b.group_max, b.block_max, b.block_sum, b.block_count, *rows, tokens, True, p),
         "cut_from_groups": (b.cut_value, b.cut_id, b.status, b.bounds, b.listed, b.candidates, *rows, b.group_max,
-                            b.block_max, b.block_sum, at, p),
+                            b.block_max, b.block_sum, at, p, p),
         "narrow_sums": (b.sums, b.status, b.bounds, logits, at, b.group_max),
-        "narrow_choose": (b.bounds, b.status, b.sums),
-        "search_cut": (b.cut_value, b.cut_id, b.status, b.bounds, b.candidates, *rows, b.group_max, at, p),
+        "narrow_choose": (b.bounds, b.status, b.sums, 3),
+        "list_near": (b.near, b.near_count, b.status, b.bounds, logits, at, b.group_max, 3),
+        "search_cut": (b.cut_value, b.cut_id, b.status, b.bounds, b.candidates, b.near, b.near_count, *rows,
+                       b.group_max, at, p),
+        "gumbel_blocks": (values, ids, logits, at, p, tokens, tokens, tokens, True),
+        "gumbel_cut_blocks": (values, ids, logits, at, p, tokens, tokens, tokens, b.cut_value, b.cut_id, b.group_max),
         "apply_cut": (logits, at, b.group_max, b.cut_value, b.cut_id),
         "topk_ids": (ids, b.listed, b.candidates, logits, at, tokens, at, b.group_max, b.cut_value, b.cut_id),
         "token_logprobs": (values, at, ids, logits, at, b.block_max, b.block_sum, b.block_count, False),

@@ -64,10 +64,10 @@ def check_nan(apply: Any) -> None:
 
 
 def check_blocks(apply: Any) -> None:
-    logits, out = far_logits(torch.float16), torch.full((3, 1), 7.0)
+    logits, out, groups = far_logits(torch.float16), torch.full((3, 1), 7.0), torch.full((3, 1), 7.0)
     logits[2, 1] = 5
-    apply(out, logits, FAR, torch.zeros(1))
-    assert out.tolist() == [[7], [7], [5]]
+    apply(out, groups, logits, FAR, torch.zeros(1))
+    assert out.tolist() == groups.tolist() == [[7], [7], [5]]
 
 
 HALF, FULL = torch.float16, torch.float32
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Op, Callable[[Any], None]]] = {
     "nan": (nan_count, check_nan),
     "min_p_blocks": (min_p_blocks, check_blocks),
     "min_p_mask": in_place(
-        min_p_mask, HALF, lambda x: (x, torch.full((3, 1), 3.0), FAR, torch.tensor([-1.0])), [-INF, 2, 3]
+        min_p_mask, HALF, lambda x: (x, *[torch.full((3, 1), 3.0)] * 2, FAR, torch.tensor([-1.0])), [-INF, 2, 3]
     ),
     "grammar": in_place(grammar_mask, HALF, lambda x: (x, int32([[0b101]]), int32([2])), [1, -INF, 3]),
     "bias": in_place(

@@ -9,6 +9,7 @@ import torch
 
 from mrv2lab.ops._op import Jit, Op
 from mrv2lab.ops.add_rms_norm import add_rms_norm
+from mrv2lab.ops.decode_attention import decode_attention
 from mrv2lab.ops.kv_write import kv_write
 from mrv2lab.ops.paged_attention import paged_attention
 from mrv2lab.ops.rms_norm import rms_norm
@@ -35,7 +36,9 @@ class Compiling:
         assert all(n > 0 for n in grid)
         return self
 
-    def __call__(self, *args: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+    def __call__(
+        self, *args: Any, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constants: Any
+    ) -> None:
         import triton
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
@@ -46,7 +49,7 @@ class Compiling:
         compiled = triton.compile(
             ASTSource(function, signature, constants),
             target=GPUTarget("cuda", 90, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg},
         )
         self.machine_code = compiled.asm["cubin"]
         assert compiled.metadata.shared <= 227 * 1024
@@ -60,7 +63,9 @@ def type_name(arg: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("case", ["rms", "add_rms", "silu", "rotary", "rotary_norm", "kv_write", "decode", "mixed"])
+@pytest.mark.parametrize(
+    "case", ["rms", "add_rms", "silu", "rotary", "rotary_norm", "kv_write", "decode", "mixed", "runs"]
+)
 def test_compiles(case, dtype):
     pytest.importorskip("triton")
     (hq, hk, d), t = (6, 2, 48), 3
@@ -82,8 +87,9 @@ def test_compiles(case, dtype):
         "rotary": (rotary, (*rope, None, None, 1e-6)),
         "rotary_norm": (rotary, (*rope, norm, norm, 1e-6)),
         "kv_write": (kv_write, (cache, cache, k, k, long)),
-        "decode": (paged_attention, (*batch, 1, 0.1)),
-        "mixed": (paged_attention, (*batch, 100, 0.1)),
+        "decode": (paged_attention, (*batch, 1, 0.1, 0)),
+        "mixed": (paged_attention, (*batch, 100, 0.1, 0)),
+        "runs": (decode_attention, (*batch, 0.1, 0, torch.empty(8192, d), torch.empty(8192), ints)),
     }
     op, args = calls[case]
     compiling = Compiling(op.kernel)

@@ -26,7 +26,7 @@ def groups(apply: Apply, logits, rows, mapping, tokens=None):
     )
     given = torch.zeros(len(logits), dtype=torch.int64) if tokens is None else torch.tensor(tokens)
     rows, mapping = torch.tensor(rows).int(), torch.tensor(mapping).int()
-    apply(*out, logits, rows, mapping, given, tokens is not None)
+    apply(*out, logits, rows, mapping, given, tokens is not None, None)
     return out
 
 
@@ -94,7 +94,7 @@ MUTANTS = {
     "the entry's token": ("tl.load(tokens + row)", "tl.load(tokens + i)", check_against_float64),
     "above, not at least": ("(x >= value)", "(x > value)", check_against_float64),
     "sum of nothing": ("tl.where(m == float(\"-inf\"), 0.0, total)", "total", check_odd),
-    "padding read": ("(row < 0) | (tl.load(idx_mapping + i) < 0)", "row < 0", check_odd),
+    "padding read": ("(row < 0) | (index < 0)", "row < 0", check_odd),
     "the tail counts": ("(inside & (x >= value)", "((x >= value)", check_odd),
     "a token of -1 counts": ("(x >= value) & (chosen >= 0)", "(x >= value)", check_odd),
     "int32 offsets": ("logits + row * stride + token, mask", "logits + (row * stride).to(tl.int32) + token, mask",

@@ -25,7 +25,7 @@ PER_ROW, POSITIONS, TABLE = torch.empty(N).int(), torch.empty(N).long(), torch.e
 IDS, TOKENS, SCALE = torch.empty(N).int(), torch.empty(R, L).int(), torch.empty(R)
 MASK, COUNTS = torch.empty(R, V // 32).int(), torch.empty(R, V).int()
 WIDE, FLOATS, STOPS = torch.empty(R, 1024).int(), torch.empty(R, 1024), torch.empty(R, 128).int()
-BLOCKS = torch.empty(N, 38)
+BLOCKS, GROUPS = torch.empty(N, 38), torch.empty(N, 1187)
 
 CASES: dict[str, tuple[Op, tuple[Any, ...]]] = {
     "cast": (cast_logits, (FULL, HALF, PER_ROW)),
@@ -40,9 +40,9 @@ CASES: dict[str, tuple[Op, tuple[Any, ...]]] = {
         bad_words,
         (FULL, PER_ROW, PER_ROW, POSITIONS, IDS, TOKENS, TABLE, TABLE, WIDE, torch.empty(R, 129).int(), TABLE, 9),
     ),
-    "min_p_blocks": (min_p_blocks, (BLOCKS, FULL, PER_ROW, SCALE)),
-    "min_p_mask": (min_p_mask, (FULL, BLOCKS, PER_ROW, SCALE)),
-    "min_p_threshold": (min_p_threshold, (torch.empty(N), BLOCKS, PER_ROW, SCALE)),
+    "min_p_blocks": (min_p_blocks, (BLOCKS, GROUPS, FULL, PER_ROW, SCALE)),
+    "min_p_mask": (min_p_mask, (FULL, BLOCKS, GROUPS, PER_ROW, SCALE)),
+    "min_p_threshold": (min_p_threshold, (torch.empty(N), BLOCKS, PER_ROW, SCALE, SCALE)),
     "output_tokens": (
         output_tokens,
         (IDS, PER_ROW, PER_ROW, PER_ROW, PER_ROW, POSITIONS, IDS, TOKENS, TABLE, 50),

@@ -21,7 +21,7 @@ def passed(logits, rows, tokens):
     n, vocab = len(rows), logits.shape[1]
     blocks = [torch.zeros(n, num_blocks(vocab)) for _ in range(2)] + [torch.full((n, num_blocks(vocab)), 5).int()]
     group_max, at = torch.zeros(n, num_groups(vocab)), torch.tensor(rows).int()
-    logit_groups.execute("spec", (group_max, *blocks, logits, at, at, torch.tensor(tokens), True))
+    logit_groups.execute("spec", (group_max, *blocks, logits, at, at, torch.tensor(tokens), True, None))
     return blocks
 
 

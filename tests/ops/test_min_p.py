@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mrv2lab.ops.argmax import num_blocks
-from mrv2lab.ops.min_p import apply_min_p, min_p_blocks, min_p_cut, min_p_mask, min_p_threshold
+from mrv2lab.ops.min_p import apply_min_p, min_p_blocks, min_p_cut, min_p_mask, min_p_threshold, num_groups
 from tests.ops.backends import BACKENDS, CPU_BACKENDS, caught, mutant, poisoned
 from tests.ops.floats import randn
 from tests.ops.test_argmax import Now
@@ -36,17 +36,36 @@ def logs(*min_p: float) -> torch.Tensor:
 def masked(rt, logits, min_p, mapping=None, block=4096):
     """The mask in place, and by the cut; they must agree."""
     mapping = torch.arange(len(logits), dtype=torch.int32) if mapping is None else torch.tensor(mapping).int()
-    local_max = poisoned(len(logits), num_blocks(logits.shape[1], block), dtype=torch.float32)
+    blocks = num_blocks(logits.shape[1], block)
+    local_max = poisoned(len(logits), blocks, dtype=torch.float32)
+    group_max = poisoned(len(logits), num_groups(logits.shape[1], blocks), dtype=torch.float32)
     cut = poisoned(len(logits), dtype=torch.float32)
-    min_p_cut(rt, cut, local_max, logits, mapping, logs(*min_p))
+    min_p_cut(rt, cut, local_max, group_max, logits, mapping, logs(*min_p))
     by_cut = torch.where(logits >= cut[:, None], logits, -INF)
-    local_max = poisoned(*local_max.shape, dtype=torch.float32)
-    apply_min_p(rt, logits, local_max, mapping, logs(*min_p))
+    local_max, group_max = (poisoned(*part.shape, dtype=torch.float32) for part in (local_max, group_max))
+    apply_min_p(rt, logits, local_max, group_max, mapping, logs(*min_p))
     off = [i for i, index in enumerate(mapping.tolist()) if index < 0 or not min_p[index]]
     assert cut[off].tolist() == [-INF] * len(off)
     by_cut[off] = logits[off]
     assert torch.equal(by_cut.nan_to_num(7), logits.nan_to_num(7))
     return logits
+
+
+def check_temperatures(rt) -> None:
+    """The cut of quotients, from logits that nobody divided; greedy rows are not divided."""
+    x = randn(3, 1000, seed=3) * 3
+    t = torch.tensor([0.7, 0.0, 1.9])
+    scratch = poisoned(3, 1, dtype=torch.float32), poisoned(3, 8, dtype=torch.float32)
+    cut, mapping = poisoned(3, dtype=torch.float32), torch.arange(3).int()
+    min_p_cut(rt, cut, *scratch, x, mapping, logs(0.1, 0.2, 0.3), t)
+    assert torch.equal(scratch[1][:, 7], x[:, 896:].amax(1))
+    quotients = x / torch.tensor([0.7, 1.0, 1.9])[:, None]
+    assert torch.equal(cut, quotients.amax(1) + logs(0.1, 0.2, 0.3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_temperatures(backend):
+    check_temperatures(Now(backend))
 
 
 def check_by_hand(rt) -> None:
@@ -124,13 +143,16 @@ MUTANTS = {
                             "local_max[row, 0] + log_min_p[index]\n            logits"),
                            ("~(logits[row].float() >= threshold)", "logits[row].float() < threshold")],
     ("interpret", min_p_mask): [("x >= threshold, raw", "x > threshold, raw"),
-                                ("threshold = tl.max(best, axis=0) + log_p\n    token",
-                                 "threshold = tl.load(local_max + row * blocks) + log_p\n    token"),
+                                ("threshold = tl.max(best, axis=0) + log_p\n    group",
+                                 "threshold = tl.load(local_max + row * blocks) + log_p\n    group"),
                                 ("x >= threshold, raw, nothing", "x < threshold, nothing, raw")],
     ("spec", min_p_blocks): [("np.where(np.isnan(x), np.float32(\"-inf\"), x)", "x")],
-    ("interpret", min_p_blocks): [("tl.max(tl.where(x == x, x, float(\"-inf\")), axis=0))",
-                                   "tl.sum(tl.where(x == x, x, float(\"-inf\")), axis=0))")],
-    ("spec", min_p_threshold): [("if used else OFF", "")],
+    ("interpret", min_p_blocks): [("tl.max(tl.where(x == x, x, float(\"-inf\")), axis=1)",
+                                   "tl.sum(tl.where(x == x, x, float(\"-inf\")), axis=1)")],
+    ("spec", min_p_threshold): [("        if used:\n", "        if True:\n"),
+                                ("/ divisor_spec(temperature, index)", "")],
+    ("interpret", min_p_threshold): [("scaled(tl.max(best, axis=0), divisor(temperature, index))",
+                                      "tl.max(best, axis=0)")],
 }  # fmt: skip
 
 
@@ -143,6 +165,7 @@ def test_mutants(backend, op, old, new, tmp_path):
     def all_checks(_):
         check_by_hand(rt)
         check_edges(rt)
+        check_temperatures(rt)
         check(rt)
 
     assert caught(all_checks, None)

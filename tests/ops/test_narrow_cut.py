@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2lab.ops._cut import DONE, NARROW, PIVOTS, SEARCH, num_blocks, num_groups
+from mrv2lab.ops._cut import BOUNDS, DONE, NARROW, NEAR, PIVOTS, SEARCH, num_blocks, num_groups
 from mrv2lab.ops.narrow_cut import narrow_choose, narrow_sums
 from tests.ops.backends import BACKENDS, Apply, Op, caught, implementation, mutant, poisoned, run
 from tests.ops.cuts import INF
@@ -20,9 +20,9 @@ def start(p: float, upper: float = INF):
     logits[1, :10] = -INF
     x = logits[1].double().numpy()
     w = np.exp(x - x.max())
-    bounds = torch.full((3, 5), float("nan"))
+    bounds = torch.full((3, BOUNDS), float("nan"))
     above = w[x >= upper].sum()
-    bounds[1] = torch.tensor([x.max(), p * w.sum(), np.float32(-3.5), upper, above])
+    bounds[1] = torch.tensor([x.max(), p * w.sum(), np.float32(-3.5), upper, above, 1.0])
     group_max = torch.full((3, num_groups(VOCAB)), float("nan"))
     padded = torch.full((num_groups(VOCAB) * 128,), -INF)
     padded[:VOCAB] = logits[1]
@@ -37,8 +37,8 @@ def narrowed(sums_op: Op, choose_op: Op, backend, p: float, upper: float = INF, 
     width = min(upper, x.max()) + 3.5
     for _ in range(rounds):
         run(sums_op, (sums, status, bounds, logits, rows, group_max), backend)
-        run(choose_op, (bounds, status, sums), backend)
-        _, target, lower, top, above = bounds[1].tolist()
+        run(choose_op, (bounds, status, sums, NARROW), backend)
+        _, target, lower, top, above, _ = bounds[1].tolist()
         width /= PIVOTS + 1
         assert min(top, x.max()) - lower == pytest.approx(width, rel=1e-3)
         assert w[x >= top].sum() < target * (1 + 1e-6)
@@ -57,13 +57,15 @@ def test_narrows(backend, p, upper):
 
 def check_equal_logits(apply: Apply) -> None:
     """Nothing to separate: the bounds close in on the one value, and hold it."""
-    bounds = torch.tensor([[1.0, 50.0, -2.0, INF, 0.0]])
+    bounds = torch.tensor([[1.0, 50.0, -2.0, INF, 0.0, 1.0]])
     sums = torch.tensor([[[100.0] * PIVOTS]])
-    apply(bounds, torch.tensor([NARROW]).int(), sums)
-    assert bounds[0].tolist() == [1, 50, pytest.approx(1 - 3 / 9), INF, 0]
+    apply(bounds, torch.tensor([NARROW]).int(), sums, NARROW)
+    assert bounds[0].tolist() == [1, 50, pytest.approx(1 - 3 / 9), INF, 0, 1]
     sums = torch.tensor([[[40.0] * PIVOTS]])
-    apply(bounds, torch.tensor([NARROW]).int(), sums)
-    assert bounds[0, 2:].tolist() == [pytest.approx(2 / 3), pytest.approx(2 / 3 + 1 / 27), 40]
+    status = torch.tensor([NARROW, DONE]).int()
+    apply(bounds, status[:1], sums, NEAR)
+    assert status.tolist() == [NEAR, DONE]
+    assert bounds[0, 2:].tolist() == [pytest.approx(2 / 3), pytest.approx(2 / 3 + 1 / 27), 40, 1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -72,15 +74,17 @@ def test_equal_logits(backend):
 
 
 SUMS_MUTANTS = {
-    "above the upper bound": ("tl.where(x < upper, weight(x, m), 0.0)", "weight(x, m)"),
+    "above the upper bound": ("tl.where(x < upper, tl.exp(x - m), 0.0)", "tl.exp(x - m)"),
     "the entry's row": ("tl.load(logits_rows + i).to(tl.int64)", "i * 0"),
-    "groups at the bound": ("group_max + i * groups, block, lower", "group_max + i * groups, block, m"),
-    "other rows": ("    if tl.load(status + i) != NARROW:\n        return\n    m = tl.load(bounds + i * 5)\n    lower",
-                   "    m = tl.load(bounds + i * 5)\n    lower"),
+    "groups at the bound": ("group_max + i * groups, chunk, lower", "group_max + i * groups, chunk, m"),
+    "the first chunk only": ("block * (BLOCK // CHUNK), (block + 1) * (BLOCK // CHUNK))", "block * 4, block * 4 + 1)"),
+    "other rows": ("!= NARROW:\n        return\n    m = tl.load(bounds + i * BOUNDS)\n    low",
+                   "== 99:\n        return\n    m = tl.load(bounds + i * BOUNDS)\n    low"),
 }  # fmt: skip
 CHOOSE_MUTANTS = {
     "one too low": ("tl.where(way == reached - 1, pivots, 0.0)", "tl.where(way == reached, pivots, 0.0)"),
     "above of the lower": ("tl.where(way == reached, totals, 0.0)", "tl.where(way == reached - 1, totals, 0.0)"),
+    "the status left": ("    tl.store(status + i, mark)\n", ""),
     "above forgotten": ("totals = above + tl.sum(", "totals = tl.sum("),
 }
 
@@ -92,4 +96,6 @@ def test_mutants(name, tmp_path):
     old, new = (SUMS_MUTANTS | CHOOSE_MUTANTS)[name]
     made = mutant(narrow_sums if name in SUMS_MUTANTS else narrow_choose, old, new, tmp_path)
     pair[made.name] = made
-    assert caught(lambda _: narrowed(*pair.values(), "interpret", 0.5, 2.0), lambda *args: None)
+    assert caught(lambda _: narrowed(*pair.values(), "interpret", 0.5, 2.0), lambda *args: None) or caught(
+        check_equal_logits, implementation(pair["narrow_choose"], "interpret")
+    )

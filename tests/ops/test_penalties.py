@@ -93,6 +93,53 @@ def test_penalties(backend, vocab, rows, drafts):
     check(implementation(apply_penalties, backend), vocab, rows, drafts, seed=drafts)
 
 
+def check_quotients(apply: Apply) -> None:
+    """x / repetition is rounded once, whatever x: all exponents, zeros, infinity; repetitions far from 1, too."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**31 - 2**23, (7, 2000), dtype=np.int32)
+    logits = torch.from_numpy(np.concatenate([bits, rng.integers(2**30 - 2**29, 2**30 + 2**28, (7, 2000), np.int32)]))
+    logits = logits.view(torch.float32)
+    logits[:7, :3] = torch.tensor([INF, 0.0, 2.0**-149])
+    repetition = torch.tensor([1.3, 0.7, 1.0000001, 1.9999999, 1e-30, 1e30, 3.0] * 2)
+    counts = torch.zeros(14, 2000, dtype=torch.int32)
+    mask = torch.full((14, 63), -1, dtype=torch.int32)
+    rows, off = torch.arange(14).int(), torch.zeros(14)
+    want = logits / repetition[:, None]
+    apply(
+        logits, rows, torch.zeros(14).int(), torch.arange(14), torch.zeros(14).int(), repetition, off, off, mask, counts
+    )
+    assert torch.equal(logits, want)
+
+
+def needs_fma(backend: str) -> None:
+    """Triton 3.6 interprets a fused multiply-add as two operations, which the corrections are not made for."""
+    if backend == "interpret":
+        interpreter = pytest.importorskip("triton.runtime.interpreter")
+        if not hasattr(interpreter._interpreter, "fma_fp32"):
+            pytest.skip("this interpreter rounds a multiply-add twice")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quotients(backend):
+    needs_fma(backend)
+    check_quotients(implementation(apply_penalties, backend))
+
+
+@pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("+ far > 0:\n        q", "+ far > 5:\n        q"),
+        ("+ far > 0:\n        q", "> 0:\n        q"),
+        ("tl.div_rn(1.0, repetition)", "tl.div_rn(1.01, repetition)"),
+    ],
+    ids=["odd ones too", "far ones too", "a poor reciprocal"],
+)
+def test_mutants_of_the_quotient(old, new, tmp_path):
+    needs_fma("interpret")
+    assert caught(check_quotients, implementation(mutant(apply_penalties, old, new, tmp_path), "interpret"))
+
+
 @pytest.mark.parametrize("backend", [BACKENDS[0], BACKENDS[2]])
 @pytest.mark.parametrize("drafts", [0, 4])
 def test_full_size(backend, drafts):
@@ -116,7 +163,7 @@ MUTANTS = {
         ("for i in range(drafts):", "for i in range(0):"),
         ("(token == tl.load(input_ids + first + i))", "(token == tl.maximum(tl.load(input_ids + first + i), 0))"),
         ("tl.where(count > 0, x - frequency", "tl.where(seen, x - frequency"),
-        ("seen = seen | (((packed", "seen = seen & (((packed"),
+        ("(count > 0) | in_prompt", "(count > 0) & in_prompt"),
         ("    if index < 0:\n        return\n", "    index = tl.maximum(index, 0)\n"),
         ("count.to(tl.float32)", "1.0"),
     ],

@@ -59,7 +59,7 @@ MUTANTS = {
         ("num_computed_tokens[idx_mapping[i]]", "num_computed_tokens[i]"),
     ],
     "interpret": [
-        ("tl.load(num_computed_tokens + tl.load(idx_mapping + i))", "tl.load(num_computed_tokens + i)"),
+        ("tl.load(num_computed_tokens + row, ", "tl.load(num_computed_tokens + i, "),
         ("mask=offset < length", "mask=offset <= length"),
         ("range(num_reqs, max_num_reqs, BLOCK)", "range(num_reqs, num_reqs, BLOCK)"),
     ],

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2lab.ops._cut import DONE, NARROW, OFF, SEARCH, clean_spec, cut_spec, num_groups
+from mrv2lab.ops._cut import (
+    BOUNDS,
+    DONE,
+    NARROW,
+    NEAR,
+    NEAR_TOKENS,
+    OFF,
+    SEARCH,
+    clean_spec,
+    cut_spec,
+    num_blocks,
+    num_groups,
+)
 from mrv2lab.ops.search_cut import search_cut
 from tests.ops.backends import BACKENDS, Apply, caught, implementation, mutant, poisoned
 from tests.ops.cuts import INF, odd_rows
@@ -26,12 +38,31 @@ def search(apply: Apply, logits, ks, ps, states, rows=None, bounds=None, candida
     padded[:, :vocab] = torch.from_numpy(np.stack([clean_spec(row) for row in logits]))
     group_max = padded.view(len(logits), -1, 128).amax(2)[rows]
     if bounds is None:
-        bounds = torch.full((n, 5), float("nan"))
+        bounds = torch.full((n, BOUNDS), float("nan"))
         bounds[:, 0] = group_max.amax(1)
-        bounds[:, 2] = -INF
+        bounds[:, 2], bounds[:, 5] = -INF, 1.0
     scratch = poisoned(n, candidates)
     tables = torch.tensor(ks).int(), torch.tensor(ps).float()
-    apply(*cut, status, bounds, scratch, logits, torch.tensor(rows).int(), torch.arange(n).int(), group_max, *tables)
+    near = poisoned(n, num_blocks(vocab), NEAR_TOKENS), poisoned(n, num_blocks(vocab))
+    for i in np.flatnonzero(status.numpy() >= NEAR):
+        x = clean_spec(logits[rows[i]])
+        ids = np.flatnonzero((x >= bounds[i, 2].item()) & (x < bounds[i, 3].item()))
+        for block in range(num_blocks(vocab)):
+            found = ids[ids // 2048 == block]
+            near[0][i, block, : len(found)] = torch.from_numpy(found)
+            near[1][i, block] = len(found)
+    apply(
+        *cut,
+        status,
+        bounds,
+        scratch,
+        *near,
+        logits,
+        torch.tensor(rows).int(),
+        torch.arange(n).int(),
+        group_max,
+        *tables,
+    )
     assert status.tolist() == [DONE] * n
     return cut[0].tolist(), cut[1].tolist()
 
@@ -57,24 +88,31 @@ def check_between_bounds(apply: Apply) -> None:
     x = logits[0].double().numpy()
     w = np.exp(x - x.max())
     within_ties = (w[x > 0.25].sum() + w[x == 0.25].sum() / 2) / w.sum()
+    listed = 0
     for p in (0.5, float(within_ties), 0.9):
         want = cut_spec(clean_spec(logits[0]), V, p)
         for margin, room in ((0.01, 512), (0.01, 4), (0.5, 8)):
             lower, upper = float(want[0]) - margin, float(want[0]) + margin
             m, target, above = x.max(), p * w.sum(), w[x >= np.float32(upper)].sum()
-            bounds = torch.tensor([[m, target, lower, upper, above]], dtype=torch.float32)
+            bounds = torch.tensor([[m, target, lower, upper, above, 1.0]], dtype=torch.float32)
             values, ids = search(apply, logits, [V], [p], [NARROW], bounds=bounds, candidates=room)
             assert (values[0], ids[0]) == want, (p, margin, room)
+            if ((x >= lower) & (x < np.float32(upper)))[:2048].sum() <= NEAR_TOKENS:
+                for state in (NEAR, NEAR + 1):
+                    values, ids = search(apply, logits, [V], [p], [state], bounds=bounds, candidates=1)
+                    assert (values[0], ids[0]) == want, (p, margin, state)
+                    listed += 1
+    assert listed
 
 
 def check_unbounded_above(apply: Apply) -> None:
-    bounds = torch.tensor([[2.0, 30.5, 1.0, INF, 0.0]])
+    bounds = torch.tensor([[2.0, 30.5, 1.0, INF, 0.0, 1.0]])
     assert search(apply, torch.full((1, 100), 2.0), [V], [0.305], [NARROW], bounds=bounds) == ([2.0], [30])
 
 
 def check_bounded_below(apply: Apply) -> None:
     """What is known of a top-k row: here that its cut is no lower than 2.0, which is all of them."""
-    bounds = torch.tensor([[2.0, 0.0, 2.0, INF, 0.0]])
+    bounds = torch.tensor([[2.0, 0.0, 2.0, INF, 0.0, 1.0]])
     logits = torch.full((1, 100), 2.0)
     logits[0, 50:] = 1.0
     assert search(apply, logits, [7], [0.5], [SEARCH], bounds=bounds) == ([2.0], [3])
@@ -109,6 +147,9 @@ MUTANTS = {
                                check_between_bounds),
     "overflow unseen": ("decided = found <= CANDIDATES", "decided = found >= 0", check_between_bounds),
     "above the bound": ("(logit >= lower) & (logit < upper)", "(logit >= lower)", check_between_bounds),
+    "of each block its first": ("slot[None, :] < count[:, None]", "slot[None, :] < tl.minimum(count, 1)[:, None]",
+                                check_between_bounds),
+    "what is listed forgotten": ("if state >= NEAR:", "if state > NEAR + 1:", check_between_bounds),
     "done rows too": ("    if state == DONE:\n        return\n", "", check_entries),
     "the entry's row": ("tl.load(logits_rows + i).to(tl.int64) * stride", "i * 0", check_entries),
 }  # fmt: skip

@@ -111,6 +111,21 @@ def test_without_narrowing_it_is_only_slower(backend):
     assert_cuts(logits, [V, V], [0.9, 0.4], found)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("small", [{}, {"listed": 4, "candidates": 8}], ids=["", "small scratch"])
+@pytest.mark.parametrize("dtype", mostly_slow([torch.bfloat16, torch.float32], 1), ids=["bf16", "f32"])
+def test_temperatures_inside_cut_as_quotients_do(backend, dtype, small):
+    """The cuts of logits that are yet to be divided are those of float32 quotients, bit for bit."""
+    logits = (torch.randn(4, 2400, generator=torch.Generator().manual_seed(8)) * 2).to(dtype)
+    logits[3] = (torch.arange(2400) % 5) * -1e-45
+    ks, ps, ts = [V, 12, V, V], [0.8, 1.0, 0.95, 0.5], [0.7, 0.3, 0.0, 1.7]
+    divided = logits.float() / torch.tensor([t or 1.0 for t in ts])[:, None]
+    inside = find(Now(backend), logits, ks, ps, temperature=ts, **small)
+    before = find(Now(backend), divided, ks, ps, **small)
+    assert inside.cut_value.tolist() == before.cut_value.tolist()
+    assert inside.cut_id.tolist() == before.cut_id.tolist()
+
+
 @pytest.mark.parametrize(("rows", "vocab"), [(3, 151_936), (1, 49_152), (256, 1000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_the_spec_at_full_size(rows, vocab, dtype):
@@ -125,7 +140,8 @@ def test_launches():
     find(rt, logits, [5], [0.5], narrow=False)
     assert rt.launched == ["logit_groups", "cut_from_groups", "search_cut"]
     find(rt, logits, [V], [0.5])
-    assert rt.launched[3:] == ["logit_groups", "cut_from_groups", *["narrow_sums", "narrow_choose"] * 3, "search_cut"]
+    narrow = ["narrow_sums", "narrow_choose"]
+    assert rt.launched[3:] == ["logit_groups", "cut_from_groups", *narrow, *[*narrow, "list_near"] * 2, "search_cut"]
 
 
 # -- applying a cut ----------------------------------------------------------------------------------------------------

@@ -191,6 +191,15 @@ def _gather_block_tables(batch: dict[str, Any], rng: Any) -> Case:
     return Case(args, loads)
 
 
+def _page_indices(batch: dict[str, Any], rng: Any) -> Case:
+    table = rng.integers(1, 50, (4, 6)).astype(np.int32)
+    first, counts = np.array([0, 2, 5, 1], np.int32), np.array([3, 4, 0, 1], np.int32)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    args = {"indices": poisoned(12), "block_table": table, "indptr": indptr, "first_page": first, "num_reqs": 4}
+    pages = {6 * j + column for j in range(4) for column in range(first[j], first[j] + counts[j])}
+    return Case(args, {"block_table": pages, "indptr": set(range(5)), "first_page": set(range(4))})
+
+
 def _slot_mapping(batch: dict[str, Any], rng: Any) -> Case:
     starts, tables = batch["query_start_loc"], _tables(batch, rng, 12)
     positions = np.full(starts[-1] + 3, 10**6, np.int64)  # behind the step's tokens: not to be read
@@ -211,6 +220,43 @@ def _slot_mapping(batch: dict[str, Any], rng: Any) -> Case:
     live = cells(tables[0], [row for row in rows if row >= 0], range(12))
     loads = {"tables[0]": live, "tables[1]": live, "block_sizes": {0, 1}, "table_ptrs": {0, 1}, "table_strides": {0, 1}}
     loads |= {"idx_mapping": set(range(4)), "query_start_loc": set(range(5)), "positions": set(range(starts[-1]))}
+    return Case(args, loads)
+
+
+def _prepare_decode(batch: dict[str, Any], rng: Any) -> Case:
+    """Four decodes, the second of nobody and the third not past its prefill; six rows of the input tables, T = 7."""
+    rows, tables = batch["idx_mapping"].copy(), _tables(batch, rng, 12)
+    rows[1] = -1
+    live = [int(row) for row in rows if row >= 0]
+    done, prefill = batch["num_computed_tokens"], batch["num_computed_tokens"].copy()
+    prefill[rows[2]] += 1
+    counts = rng.integers(1, 12, (2, len(done))).astype(np.int32)
+    sizes = np.array([4, 8], np.int32)
+    args = {
+        "idx_mapping": rows,
+        "num_computed_tokens": done,
+        "prefill_len": prefill,
+        "last_sampled_tokens": batch["last_sampled_tokens"],
+        "num_blocks": counts,
+        "tables": tables,
+        "input_tables": tuple(poisoned(8, 12) for _ in tables),
+        "block_sizes": sizes,
+        "input_ids": poisoned(7),
+        "positions": poisoned(7, dtype=np.int64),
+        "seq_lens": poisoned(8),
+        "logits_indices": poisoned(5, dtype=np.int64),
+        "slot_mappings": poisoned(2, 7, dtype=np.int64),
+        "num_reqs": 4,
+        "num_rows": 6,
+    }
+    loads: Cells = {"idx_mapping": set(range(4)), "block_sizes": {0, 1}}
+    loads |= {name: {0, 1} for name in ("table_ptrs", "input_ptrs", "table_strides")}
+    loads |= {name: set(live) for name in ("num_computed_tokens", "prefill_len", "last_sampled_tokens")}
+    loads["num_blocks"] = cells(counts, range(2), range(len(done))) & {g * len(done) + r for g in (0, 1) for r in live}
+    for g in (0, 1):
+        loads[f"tables[{g}]"] = set().union(
+            *(cells(tables[g], [row], range(counts[g, row])) | {row * 12 + int(done[row] // sizes[g])} for row in live)
+        )
     return Case(args, loads)
 
 

@@ -133,7 +133,7 @@ def test_pointer_tables_are_made_for_the_copies() -> None:
 def test_sources_are_those_of_the_file() -> None:
     run = trace_op("pos_seq_lens", positions())
     assert run.spec.file == "mrv2lab/ops/pos_seq_lens.py"
-    assert run.spec.text.startswith("# idx_mapping         [r] int32\n")
+    assert run.spec.text.startswith("# idx_mapping         [r] int32, < 0 = ")
     assert "\ndef pos_seq_lens_spec(" in run.spec.text
     assert run.kernel.text.startswith("@jit\ndef pos_seq_lens_kernel(")
     assert run.launcher.text.startswith("@op(spec=pos_seq_lens_spec")

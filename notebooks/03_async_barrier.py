@@ -350,7 +350,7 @@ print(compare(pair[0].trace, pair[1].trace, "step").verdict)
 
 # %% [markdown]
 # The waits change places, and the step stays about as long: whoever is late, somebody must wait for it. The same pair on
-# an H200, where nothing is modelled (Qwen3-0.6B's shape, 64 requests, eager):
+# an H200, where nothing is modelled (Qwen3-0.6B's shape, 64 requests, eager, a stand-in of 5 ms):
 
 # %%
 if pair := recorded_pair("../traces"):
@@ -358,6 +358,12 @@ if pair := recorded_pair("../traces"):
     print(compare(pair[0].trace, pair[1].trace, "step").verdict)
 
 # %% [markdown]
+# In the files that ship hardly anybody waits, in the barrier or elsewhere: launching eagerly under a profiler takes the host
+# longer than the device needs, stand-in and all, so the copies are done long before the barrier looks. That is V1's steady
+# state wherever the host is the slow one. Nor do these two runs say which runner is faster: the *same* forward pass took
+# the host about twice as long in one of them, which is the machine's doing. `compare` cannot know that from one run each,
+# and says so under `.reasons`.
+#
 # ## 8. V1 beside MRV2, all in all
 #
 # The policy is one part. This is the whole host side of both runners, each with its own policy (V1 `barrier`, MRV2

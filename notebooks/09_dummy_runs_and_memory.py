@@ -129,7 +129,8 @@ display(launch_table(step=v1_real, dummy_run=v1_nobodys).rename_axis("V1"))
 #
 # Triton compiles a kernel when it is first launched, and *anew* when an integer argument is of another class: equal to 1, a
 # multiple of 16, or any other. The first real request must meet none of that. So the warm-up runs small requests of
-# every kind that has launches of its own, one, three and sixteen at a time, and then nobody's batches of every size:
+# every kind that has launches of its own, one, three and sixteen at a time, and then nobody's batches of every size.
+# (On a GPU the cell takes minutes: it compiles.)
 
 # %%
 from mrv2lab.engine.warm_up import COUNTS, mixes

@@ -132,7 +132,8 @@ padding_picture(manager.stats).show(config=STATIC)
 
 # %% [markdown]
 # Crossed is padding: tokens that were computed for nobody. More sizes waste less, and each costs a capture at start and
-# memory. (vLLM's default: 1, 2, 4, then every 8th up to 256, then every 16th.)
+# memory. (vLLM's default: 1, 2, 4, then every 8th up to 256, then every 16th.) What
+# other sizes would have cost these steps, if each took the nearest one and R had no graph of its own:
 
 # %%
 from mrv2lab.teach.graph_lesson import best_sizes, padding_of

@@ -198,11 +198,14 @@ else:
         f"{result['machine']['gpu']}, {result['date'][:10]}, {figures['model']}; absent: {figures['absent'] or 'none'}"
     )
     race_picture(figures).show(config=STATIC)
-    ratios = pd.DataFrame(figures["ratios"])
-    ratios["by round"] = [f"{low:.2f} to {high:.2f}" for low, high in ratios.pop("throughput_by_round")]
-    display(ratios.round(2))
-    if figures.get("mrv2_over_v1"):
-        over_v1_picture(figures).show(config=STATIC)
+    if figures["ratios"]:
+        ratios = pd.DataFrame(figures["ratios"])
+        ratios["by round"] = [f"{low:.2f} to {high:.2f}" for low, high in ratios.pop("throughput_by_round")]
+        display(ratios.round(2))
+    else:
+        print("No peer ran beside ours in that run, so there is no ratio.")
+if result := newest_result("h200-over-v1"):
+    over_v1_picture(result["figures"]).show(config=STATIC)
 
 # %% [markdown]
 # How to read it: a difference inside the spread of the rounds is none. In one process the host's work of scheduler and

@@ -68,8 +68,8 @@ def bench(
     progress: bool = True,
 ) -> dict[str, Any]:
     """Everything, as a dictionary whose ``rows`` have :data:`KEYS`. None: 256 x 151,936 and 20 repeats on a GPU, 4 x
-    4,096 and 5 on a CPU. ``lengths``: output lengths of the penalties' second table; () leaves it out. ``keep`` is given
-    the dictionary after each op, its ``finished`` False; so whoever is interrupted has what was measured.
+    4,096 and 5 on a CPU. ``lengths``: output lengths of the penalties' second table; () leaves it out. ``keep`` gets
+    the dictionary after each op, its ``finished`` False, so whoever is interrupted has what was measured.
 
     Raises ``ValueError`` for sizes or names that there are not, ``DeviceMissing`` without the device."""
     where = resolve_device(device)

@@ -17,7 +17,7 @@ LOOKS = {
     "context, kernels, others": ("#999999", "."),
     "largest step": ("#D55E00", "x"),
     "graphs (estimate)": ("#F0E442", "-"),
-    "KV cache": ("#009E73", "/"),
+    "KV cache": ("#56B4E9", "/"),
     "left alone": ("#FFFFFF", ""),
 }
 """Part of a profile -> colour and hatching."""
@@ -44,7 +44,7 @@ def profile_picture(sizes: Mapping[str, KVCacheConfig], title: str = "The device
                 insidetextanchor="middle",
                 marker={
                     "color": colour,
-                    "pattern": {"shape": shape, "fgcolor": "black", "size": 6, "fgopacity": 0.4},
+                    "pattern": {"shape": shape, "fgcolor": "black", "size": 6, "fgopacity": 0.2},
                     "line": {"width": 1, "color": "black"},
                 },
                 textfont={"color": "white" if part == "weights, tables, buffers" else "black"},
@@ -54,7 +54,7 @@ def profile_picture(sizes: Mapping[str, KVCacheConfig], title: str = "The device
         title=title, template="plotly_white", barmode="stack", height=180 + 55 * len(parts), font={"color": "black"},
         margin={"l": 10, "r": 10, "t": 60, "b": 10}, legend={"orientation": "h", "y": -0.35, "traceorder": "normal"},
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", title="gpu_memory_utilization")
+    figure.update_yaxes(autorange="reversed", title="utilization")
     return figure.update_xaxes(title="MiB")
 
 

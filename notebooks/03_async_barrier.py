@@ -358,20 +358,17 @@ if pair := recorded_pair("../traces"):
     print(compare(pair[0].trace, pair[1].trace, "step").verdict)
 
 # %% [markdown]
-# In the files that ship hardly anybody waits, in the barrier or elsewhere: launching eagerly under a profiler takes the host
-# longer than the device needs, stand-in and all, so the copies are done long before the barrier looks. That is V1's steady
-# state wherever the host is the slow one. Nor do these two runs say which runner is faster: the *same* forward pass took
-# the host about twice as long in one of them, which is the machine's doing. `compare` cannot know that from one run each,
-# and says so under `.reasons`.
+# In the files that ship hardly anybody waits: launching eagerly under a profiler takes the host longer than the device needs,
+# stand-in and all. Nor do they say who is faster: the *same* forward pass took the host twice as long in one of them, which is
+# the machine's doing; `compare(...).reasons` says: one run each.
 #
 # ## 8. V1 beside MRV2, all in all
 #
 # The policy is one part. This is the whole host side of both runners, each with its own policy (V1 `barrier`, MRV2
-# `uva_pool`), at 1 to 256 requests; under *churn* one request ends and
-# another comes in nearly every step (with one request
-# alone, in every second turn: who comes starts a turn later, and nobody else is there meanwhile, so a turn's times
-# and counts are about half of a busy step's). *own us* leaves out what both share (scheduling, the model) and the waits. An em
-# dash marks a phase that the runner does not have. The first line printed says what it all comes to.
+# `uva_pool`), at 1 to 256 requests; under *churn* one request ends and another comes in nearly every step (with one request
+# alone, in every second turn: who comes starts a turn later, so a turn's times and counts are about half of a busy step's).
+# *own us* leaves out what both share (scheduling, the model) and the waits. An em dash marks a phase that the runner does not
+# have. The first line printed says what it all comes to.
 
 # %%
 if result := measured("runners"):

@@ -14,7 +14,8 @@
 # V1's dispatcher beside MRV2's manager.
 # **You need** no GPU; 20 minutes. Words that are new to you are in [GLOSSARY.md](../GLOSSARY.md).
 # **Live**; without a GPU a graph is a *tape*: queued records that are queued again by one call, over the same buffers.
-# What it saves on the host is real there; device times are modelled. Figures from an H200 come from a file that its cell names.
+# What it saves on the host is real there; device times are modelled. Figures from an H200 come from a file that its
+# cell names.
 #
 # ## 1. Why: the host launches kernel by kernel
 #

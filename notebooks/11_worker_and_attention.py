@@ -185,6 +185,7 @@ pd.DataFrame(
 # %%
 from mrv2lab.bench.engine_pictures import over_v1_picture, race_picture
 from mrv2lab.bench.result import newest_result
+from mrv2lab.teach.race_tables import missing, ratios, runs
 
 result = newest_result("h200-engine")
 if result is None:
@@ -194,23 +195,19 @@ if result is None:
     )
 else:
     figures = result["figures"]
-    print(
-        f"{result['machine']['gpu']}, {result['date'][:10]}, {figures['model']}; absent: {figures['absent'] or 'none'}"
-    )
+    print(f"{result['machine']['gpu']}, {result['date'][:10]}, {figures['model']}", *missing(figures), sep="\n")
     race_picture(figures).show(config=STATIC)
-    if figures["ratios"]:
-        ratios = pd.DataFrame(figures["ratios"])
-        ratios["by round"] = [f"{low:.2f} to {high:.2f}" for low, high in ratios.pop("throughput_by_round")]
-        display(ratios.round(2))
-    else:
-        print("No peer ran beside ours in that run, so there is no ratio.")
-if result := newest_result("h200-over-v1"):
-    over_v1_picture(result["figures"]).show(config=STATIC)
+    display(runs(figures))
+    if len(ratios(figures)):
+        display(ratios(figures))
+if over := newest_result("h200-over-v1"):
+    over_v1_picture(over["figures"]).show(config=STATIC)
 
 # %% [markdown]
-# How to read it: a difference inside the spread of the rounds is none. In one process the host's work of scheduler and
-# runner is serial; asynchronous scheduling overlaps it with the device only. Where one request decodes alone, the time
-# goes into reading the weights, and a runner can gain nothing but launches.
+# How to read it: a difference inside the spread of the rounds is none; *resolved* says whether 1 lies outside of all
+# rounds' ratios. In one process the host's work of scheduler and runner is serial; asynchronous scheduling overlaps it
+# with the device only. Where one request decodes alone, the time goes into reading the weights, and a runner can gain
+# nothing but launches.
 #
 # ## Exercises
 #

@@ -359,8 +359,7 @@ if pair := recorded_pair("../traces"):
 
 # %% [markdown]
 # In the files that ship hardly anybody waits: launching eagerly under a profiler takes the host longer than the device needs,
-# stand-in and all. Nor do they say who is faster: the *same* forward pass took the host twice as long in one of them, which is
-# the machine's doing; `compare(...).reasons` says: one run each.
+# stand-in and all. Nor do they say who is faster: the *same* forward pass took the host twice as long in one of the two runs.
 #
 # ## 8. V1 beside MRV2, all in all
 #

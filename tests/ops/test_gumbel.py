@@ -11,6 +11,7 @@ from mrv2lab.ops.gumbel import gumbel_blocks, gumbel_sample, num_slices, slice_s
 from mrv2lab.ops.noise import noise_spec
 from tests.ops.backends import BACKENDS, Apply, caught, implementation, mutant, poisoned, run
 from tests.ops.test_noise import chi_square_z
+from tests.slow import mostly_slow
 
 
 class Now:
@@ -308,7 +309,7 @@ KERNEL_MUTANTS = {
 
 
 @pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
-@pytest.mark.parametrize("name", KERNEL_MUTANTS)
+@pytest.mark.parametrize("name", mostly_slow(KERNEL_MUTANTS, quick=2))
 def test_mutants_of_the_kernel(name, tmp_path):
     old, new, check = KERNEL_MUTANTS[name]
     assert caught(check, implementation(mutant(gumbel_blocks, old, new, tmp_path), "interpret"))

@@ -170,14 +170,19 @@ CHECKS: dict[str, Callable[..., bool]] = {
     "invariants": invariants_find,
     "race": race_finds,
 }
-CLAIMS = [
-    pytest.param(one, check, id=f"{one.runner}-{one.name}-{check}") for one in mutants.ALL for check in one.caught_by
-]
-SAMPLING_CLAIMS = [
-    pytest.param(one, check, id=f"{one.runner}-{one.name}-{check}")
-    for one in mutants.SAMPLING
-    for check in one.caught_by
-]
+
+
+def _claims(made: tuple[Mutant, ...]) -> list[Any]:
+    """Every check that a mutant says catches it; all but its first are left to `make test-all`."""
+    return [
+        pytest.param(one, check, id=f"{one.runner}-{one.name}-{check}", marks=[pytest.mark.slow] if place else [])
+        for one in made
+        for place, check in enumerate(one.caught_by)
+    ]
+
+
+CLAIMS = _claims(tuple(mutants.ALL))
+SAMPLING_CLAIMS = _claims(tuple(mutants.SAMPLING))
 QUIET = {(one.runner, check, tuple(sorted(one.needs.items()))) for one in mutants.ALL for check in one.caught_by}
 
 

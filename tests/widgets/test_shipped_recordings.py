@@ -17,7 +17,8 @@ each_trace = pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 
 
 def test_there_are_some() -> None:
-    assert [path.stem for path in TRACES] == ["h200_live", "h200_stories"]
+    policies = [f"h200_mrv2_{policy}" for policy in ("pinned_copy", "unsafe", "uva_pool")]
+    assert [path.stem for path in TRACES] == ["h200_live", *policies, "h200_stories"]
 
 
 @each_trace
@@ -25,7 +26,7 @@ def test_a_shipped_recording_is_whole_and_fits_its_sidecar(path: Path) -> None:
     recording = Recording.load(path)
     assert (recording.complete, recording.header.modelled, recording.header.device) == (True, False, "NVIDIA H200")
     assert recording.verify() == []
-    assert sum(bool(step.checksums) for step in recording) >= 3
+    assert sum(bool(step.checksums) for step in recording) >= min(3, len(recording) // 16)
     meta = json.loads(path.with_name(path.name + ".meta.json").read_text())
     assert meta["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert {"command", "date", "licence", "machine"} <= meta.keys()
@@ -37,7 +38,7 @@ def test_a_shipped_recording_is_whole_and_fits_its_sidecar(path: Path) -> None:
 @each_trace
 def test_a_shipped_recording_opens_in_chromium(path: Path, open_page: OpenPage, screenshots: Path) -> None:
     recording = Recording.load(path)
-    page = open_page(harness(recording, state={"index": 30}))
+    page = open_page(harness(recording, state={"index": min(30, len(recording) - 1)}))
     for key, index in (("Home", 0), ("ArrowRight", 1), ("End", len(recording) - 1)):
         page.locator(".mx-root").press(key)
         page.wait_for_function(f"document.querySelector('input[type=number]').value === '{index}'")

@@ -10,6 +10,7 @@ from mrv2lab.ops._cut import OFF
 from mrv2lab.ops.gumbel import gumbel_blocks
 from mrv2lab.ops.gumbel_cut import gumbel_cut_blocks
 from tests.ops.backends import BACKENDS, Apply, caught, implementation, mutant, poisoned
+from tests.slow import mostly_slow
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -125,7 +126,7 @@ MUTANTS = {
 
 
 @pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", mostly_slow(MUTANTS, quick=2))
 def test_mutants(name, tmp_path):
     old, new, of = MUTANTS[name]
     assert caught(of, implementation(mutant(gumbel_cut_blocks, old, new, tmp_path), "interpret"))

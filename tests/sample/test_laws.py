@@ -148,6 +148,7 @@ def v1_draws(seed: int, logits: np.ndarray, draws: int) -> np.ndarray:
     return rt.read(out).numpy()
 
 
+@pytest.mark.slow
 def test_both_runners_have_one_law() -> None:
     """V1 races exponentials from torch's generator, MRV2 adds Gumbel noise from a hash: other tokens, one law, and the
     two streams know nothing of each other."""

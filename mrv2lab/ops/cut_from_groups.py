@@ -237,4 +237,5 @@ def cut_from_groups(
             nucleus, GROUPS=next_power_of_2(groups), BLOCKS=next_power_of_2(blocks),
             LISTED=listed.shape[1], CANDIDATES=candidates.shape[1], GROUP=GROUP, ROWS=8, BOUNDS=BOUNDS, DONE=DONE,
             NARROW=NARROW, SEARCH=SEARCH, OFF=OFF, num_warps=4,
+            enable_fp_fusion=False,  # every lane must have the same total: they branch on it, and share shuffles
         )  # fmt: skip

@@ -56,7 +56,11 @@ def token_logprobs_spec(
 
 @jit
 def row_total(block_max, block_sum, i, blocks, BLOCKS: tl.constexpr):
-    """Maximum m of row i and the sum of its exp(x - m)."""
+    """Maximum m of row i and the sum of its exp(x - m).
+
+    Launch with ``enable_fp_fusion=False``: a product fused into the exchange between lanes is rounded in one lane of a
+    pair alone, their sums differ by an ulp, and equal logits get different log-probabilities, by which the host orders.
+    """
     b = tl.arange(0, BLOCKS)
     maxima = tl.load(block_max + i * blocks + b, mask=b < blocks, other=float("-inf"))
     m = tl.max(maxima, axis=0)
@@ -110,7 +114,7 @@ def token_logprobs(kernel, values, ranks, ids, logits, logits_rows, block_max, b
         kernel[(n,)](
             values, ranks, ids, columns, logits, logits.stride(0), logits_rows, block_max, block_sum, block_count,
             blocks, BLOCKS=next_power_of_2(blocks), COLUMNS=next_power_of_2(max(columns, 64)),
-            AS_LOGITS=bool(as_logits), num_warps=1,
+            AS_LOGITS=bool(as_logits), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -163,4 +167,5 @@ def row_logprobs(kernel, out, logits, logits_rows, which, block_max, block_sum, 
         kernel[(w, cdiv(vocab, 1024))](
             out, out.stride(0), logits, logits.stride(0), logits_rows, which, block_max, block_sum, vocab, blocks,
             BLOCKS=next_power_of_2(blocks), COLUMNS=1024, AS_LOGITS=bool(as_logits), num_warps=4,
+            enable_fp_fusion=False,
         )  # fmt: skip

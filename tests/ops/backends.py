@@ -127,6 +127,9 @@ _TRITON_TYPES = {
 }
 
 
+_COMPILER_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+
+
 def compile_for_gpu(op: Op, args: tuple[Any, ...], cache: Path, capability: int = 90) -> str:
     """Compile the kernel for the launch ``op(*args)`` on an NVIDIA GPU, which need not be there, and return its PTX."""
     import triton
@@ -141,7 +144,7 @@ def compile_for_gpu(op: Op, args: tuple[Any, ...], cache: Path, capability: int 
             return self.compile
 
         def compile(self, *args: Any, **kwargs: Any) -> None:
-            options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+            options = {name: kwargs.pop(name) for name in _COMPILER_OPTIONS if name in kwargs}
             values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
             signature, constants = {}, {}
             for param in kernel.params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from mrv2lab.ops.topk_ids import topk_ids
 from mrv2lab.sample.cut_buffers import CutBuffers
 from tests.ops.backends import compile_for_gpu
 from tests.ops.cuts import Now
+from tests.slow import mostly_slow
 
 OPS = [
     logit_groups, cut_from_groups, narrow_sums, narrow_choose, list_near, search_cut, apply_cut, topk_ids,
@@ -27,13 +29,15 @@ OPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_compiles_for_sm_90(op, dtype, tmp_path):
-    n, vocab = 2, 151_936
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+def compiled(op, dtype, cache, vocab=151_936):
+    """PTX."""
+    n = 2
     b = CutBuffers.make(Now("spec"), "", n, vocab, listed=512, candidates=1024, narrow=True)  # type: ignore[arg-type]
     logits, at, tokens = torch.empty(n, vocab, dtype=dtype), torch.zeros(n).int(), torch.zeros(n, dtype=torch.int64)
     ids, values, out, p = torch.empty(n, 21).int(), torch.empty(n, 21), torch.empty(n, vocab), torch.ones(n)
@@ -54,4 +58,21 @@ def test_compiles_for_sm_90(op, dtype, tmp_path):
         "token_logprobs": (values, at, ids, logits, at, b.block_max, b.block_sum, b.block_count, False),
         "row_logprobs": (out, logits, at, at, b.block_max, b.block_sum, False),
     }  # fmt: skip
-    assert "ld.global" in compile_for_gpu(op, args[op.name], tmp_path)
+    return compile_for_gpu(op, args[op.name], cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_compiles_for_sm_90(op, dtype, tmp_path):
+    assert "ld.global" in compiled(op, dtype, tmp_path)
+
+
+@pytest.mark.parametrize("op", mostly_slow([row_logprobs, *(op for op in OPS if op is not row_logprobs)], 1))
+def test_every_lane_has_the_same_sum(op, tmp_path):
+    """A product fused into the exchange between lanes is rounded for one lane of a pair and not for the other. Their
+    sums differ by an ulp then, and equal logits get different log-probabilities, or a branch parts a warp."""
+    ptx = compiled(op, torch.bfloat16, tmp_path, 49_152)  # 24 blocks: one a lane
+    received = set(re.findall(r"shfl\.sync\.\w+\.b32\s+(%\w+)", ptx))
+    fused = {c for *_, c in re.findall(r"fma\.rn(?:\.ftz)?\.f32\s+%\w+, (\S+), (\S+), (%\w+);", ptx)}
+    assert not fused & received

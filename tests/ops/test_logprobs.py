@@ -117,6 +117,20 @@ def test_whole_row_into_pinned_memory():
     np.testing.assert_allclose(out[0].numpy(), oracle.log_softmax(logits[1].cpu().double().numpy()), rtol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+def test_equal_logits_have_equal_logprobs_on_a_gpu():
+    """Whichever lane computes them: the host orders by them, ties to the lowest ids."""
+    n, vocab = 64, 49_152
+    logits = (torch.randn(n, vocab, generator=torch.Generator().manual_seed(0)) * 4).bfloat16()
+    block_max, block_sum, _ = passed(logits, list(range(n)), [0] * n)
+    out, at = torch.empty(n, vocab, device="cuda"), torch.arange(n).int().cuda()
+    row_logprobs.execute("triton", (out, logits.cuda(), at, at, block_max.cuda(), block_sum.cuda(), False))
+    for x, got in zip(logits.float().numpy(), out.cpu().numpy(), strict=True):
+        _, first, group = np.unique(x, return_index=True, return_inverse=True)
+        assert (got == got[first][group]).all()
+
+
 TOKEN_MUTANTS = {
     "the entry's row": ("    row = tl.load(logits_rows + i).to(tl.int64)\n    column", "    row = i\n    column",
                         check_values),

@@ -116,7 +116,8 @@ def warm_up(worker: Worker, config: EngineConfig, *, progress: bool = True) -> W
     start, steps = time.perf_counter(), 0
     scheduler, cache = config.scheduler, config.cache
     num_blocks = min(len(worker.kv_caches[0][0]), 1 + BLOCKS)
-    longest = min(PROMPT + OUTPUT, scheduler.max_model_len, (num_blocks - 1) * cache.block_size)
+    in_each_group = (num_blocks - 1) // len(config.model.kv_groups)
+    longest = min(PROMPT + OUTPUT, scheduler.max_model_len, in_each_group * cache.block_size)
     made = mixes(config.model.vocab_size) if longest > 1 else ()
     counts = [count for count in COUNTS if count <= scheduler.max_num_reqs]
     shapes = list(_dummy_shapes(config))
@@ -133,6 +134,8 @@ def warm_up(worker: Worker, config: EngineConfig, *, progress: bool = True) -> W
         for tokens, reqs, context in shapes:
             bar.set_postfix_str(f"{tokens} tokens")
             worker.runner.dummy_run(tokens, reqs, context=context)
+            # Nobody fetches an output, and whoever plans on the host has buffers for the steps that may be in flight.
+            worker.rt.synchronize()
             bar.update()
     return WarmUp(time.perf_counter() - start, steps, len(shapes))
 
@@ -140,7 +143,8 @@ def warm_up(worker: Worker, config: EngineConfig, *, progress: bool = True) -> W
 def _run(worker: Worker, config: EngineConfig, mix: Mix, count: int, longest: int) -> int:
     """All but one of ``count`` requests from the first step on, the last from the second; returns the steps."""
     kind = AsyncScheduler if config.scheduler.async_scheduling else Scheduler
-    scheduler = kind(config.scheduler, config.cache, config.spec)
+    windows = tuple(group.window for group in config.model.kv_groups)
+    scheduler = kind(config.scheduler, config.cache, config.spec, windows)
     project: Callable[..., Any] = project_mrv2
     if config.runner.runner == "v1":
         project = V1Projection(scheduler.requests)

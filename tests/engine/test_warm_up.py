@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+import mrv2lab.engine.warm_up as warm_up
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.warm_up import COUNTS, mixes
 from mrv2lab.protocol import SamplingParams
+from tests.attention.test_engine import MODEL as SLIDING
 from tests.engine.small import VOCAB, small_engine
 from tests.runner.test_dummy import digest
 from tests.slow import mostly_slow
@@ -72,6 +74,34 @@ def test_in_the_middle_of_a_life_cached_prefixes_stay_valid(options: dict[str, A
 def test_a_kv_cache_for_nobody_is_left_alone() -> None:
     with small_engine(num_blocks=2, block_size=1) as engine:
         assert engine.warm_up(progress=False).steps == 0
+
+
+@pytest.mark.parametrize("options", RUNNERS, ids=lambda o: o["runner"])
+@pytest.mark.parametrize("num_blocks", [40, 4, 3])
+def test_layers_that_slide(num_blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two KV-cache groups, also in a cache that has one block or two for each."""
+    monkeypatch.setattr(warm_up, "COUNTS", (1, 3))
+    monkeypatch.setattr(warm_up, "_dummy_shapes", lambda config: [])
+    monkeypatch.setattr(warm_up, "mixes", lambda vocab_size: mixes(vocab_size)[:2])
+    with Engine(SLIDING, device="cpu", num_blocks=num_blocks, block_size=4, max_model_len=48, **options) as engine:
+        assert engine.warm_up(progress=False).steps >= 4
+
+
+def test_no_dummy_run_overtakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flashinfer's plans, say, lie in as many page-locked buffers as steps may be in flight."""
+    with small_engine() as engine:
+        rt, run, done = engine.rt, engine.worker.runner.dummy_run, []
+        monkeypatch.setattr(warm_up, "mixes", lambda vocab_size: ())
+
+        def watched(*args: Any, **options: Any) -> None:
+            last = rt.event("last")
+            last.record(rt.main)
+            done.append(last.query())
+            run(*args, **options)
+
+        monkeypatch.setattr(engine.worker.runner, "dummy_run", watched)
+        engine.warm_up(progress=False)
+    assert len(done) > 10 and all(done)
 
 
 def test_unfinished_requests_refuse_it() -> None:

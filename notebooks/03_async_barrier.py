@@ -350,7 +350,7 @@ print(compare(pair[0].trace, pair[1].trace, "step").verdict)
 
 # %% [markdown]
 # The waits change places, and the step stays about as long: whoever is late, somebody must wait for it. The same pair on
-# an H200, where nothing is modelled (Qwen3-0.6B's shape, 64 requests, eager, a stand-in of 5 ms):
+# an H200, where nothing is modelled (Qwen3-0.6B's shape, 64 requests, graphs, a stand-in of 5 ms):
 
 # %%
 if pair := recorded_pair("../traces"):
@@ -358,8 +358,8 @@ if pair := recorded_pair("../traces"):
     print(compare(pair[0].trace, pair[1].trace, "step").verdict)
 
 # %% [markdown]
-# In the files that ship hardly anybody waits: launching eagerly under a profiler takes the host longer than the device needs,
-# stand-in and all. Nor do they say who is faster: the *same* forward pass took the host twice as long in one of the two runs.
+# V1's host stands in its barrier and then finds the output ready; MRV2's prepares the next step and waits for the output,
+# about as long. Eagerly the pair hardly waited: a profiled launch costs the host more than the device's work, stand-in and all.
 #
 # ## 8. V1 beside MRV2, all in all
 #

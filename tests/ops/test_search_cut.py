@@ -156,7 +156,7 @@ MUTANTS = {
 
 
 @pytest.mark.skipif(BACKENDS[1].marks[0].args[0], reason="Triton is not installed")
-@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 2))
+@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 1))
 def test_mutants(name, tmp_path):
     old, new, check = MUTANTS[name]
     assert caught(check, implementation(mutant(search_cut, old, new, tmp_path), "interpret"))

@@ -39,7 +39,7 @@ def test_odd_rows(backend, vocab):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("small", [{}, {"listed": 4, "candidates": 8}], ids=["", "small scratch"])
+@pytest.mark.parametrize("small", mostly_slow([{}, {"listed": 4, "candidates": 8}], 1), ids=["", "small scratch"])
 @pytest.mark.parametrize(
     "dtype", mostly_slow([torch.bfloat16, torch.float32, torch.float16], 1), ids=["bf16", "f32", "f16"]
 )
@@ -112,7 +112,7 @@ def test_without_narrowing_it_is_only_slower(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("small", [{}, {"listed": 4, "candidates": 8}], ids=["", "small scratch"])
+@pytest.mark.parametrize("small", mostly_slow([{}, {"listed": 4, "candidates": 8}], 1), ids=["", "small scratch"])
 @pytest.mark.parametrize("dtype", mostly_slow([torch.bfloat16, torch.float32], 1), ids=["bf16", "f32"])
 def test_temperatures_inside_cut_as_quotients_do(backend, dtype, small):
     """The cuts of logits that are yet to be divided are those of float32 quotients, bit for bit."""

@@ -185,7 +185,7 @@ pd.DataFrame(
 # %%
 from mrv2lab.bench.engine_pictures import over_v1_picture, race_picture
 from mrv2lab.bench.result import newest_result
-from mrv2lab.teach.race_tables import missing, ratios, runs
+from mrv2lab.teach.race_tables import losses, missing, ratios, runs
 
 result = newest_result("h200-engine")
 if result is None:
@@ -201,7 +201,9 @@ else:
     if len(ratios(figures)):
         display(ratios(figures))
 if over := newest_result("h200-over-v1"):
+    print(f"MRV2 over V1 inside the lab, {over['machine']['gpu']}, {over['date'][:10]}, commit {over['machine']['commit']}")
     over_v1_picture(over["figures"]).show(config=STATIC)
+    print(losses(over["figures"]))
 
 # %% [markdown]
 # How to read it: a difference inside the spread of the rounds is none; *resolved* says whether 1 lies outside of all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,28 @@ def ratios(figures: Mapping[str, Any]) -> pd.DataFrame:
     ]
     names = ["workload", "sampling", "ours", "over", "throughput", "least", "greatest", "resolved"]
     return pd.DataFrame(rows, columns=names).set_index(names[:4])
+
+
+def losses(figures: Mapping[str, Any]) -> str:
+    """Where MRV2 is slower than V1 beyond the spread, and what was not settled or not measured, in a sentence each."""
+    rows = figures.get("mrv2_over_v1", [])
+    slower = [_load(row) for row in rows if row["resolved"] and row["ratio"] < 1]
+    open_ = [_load(row) for row in rows if not row["resolved"]]
+    faster = len(rows) - len(slower) - len(open_)
+    said = [f"MRV2 is faster at {faster} of {len(rows)} loads, slower at {'; '.join(slower) or 'none'}."]
+    if open_:
+        said.append(f"Inside the noise: {'; '.join(open_)}.")
+    measured = {tuple(row[key] for key in ("kind", "sampling", "requests")) for row in rows}
+    loads = itertools.product(*(dict.fromkeys(one[place] for one in measured) for place in range(3)))
+    if gone := [
+        f"{kind} {sampling} at {count}" for kind, sampling, count in loads if (kind, sampling, count) not in measured
+    ]:
+        said.append(f"Not measured: {'; '.join(sorted(gone))}.")
+    return "\n".join(said)
+
+
+def _load(row: Mapping[str, Any]) -> str:
+    return f"{row['kind']} {row['sampling']} at {row['requests']} ({row['ratio']:.2f})"
 
 
 def missing(figures: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrv2lab.bench.engine_bench import ratios as ratios_of
-from mrv2lab.teach.race_tables import missing, ratios, runs
+from mrv2lab.teach.race_tables import losses, missing, ratios, runs
 
 
 def row(impl: str, runner: str, walls: list[float]) -> dict[str, Any]:
@@ -48,3 +48,15 @@ def test_one_engine_alone_is_no_race() -> None:
 def test_nobody_ran() -> None:
     made = figures()
     assert len(runs(made)) == len(ratios(made)) == 0 and missing(made) == []
+
+
+def test_losses() -> None:
+    def row(kind: str, requests: int, ratio: float, resolved: bool = True) -> dict[str, Any]:
+        return {"kind": kind, "sampling": "greedy", "requests": requests, "ratio": ratio, "resolved": resolved}
+
+    figures = {"mrv2_over_v1": [row("steady", 1, 1.5), row("steady", 4, 0.9, False), row("churn", 4, 0.6)]}
+    assert losses(figures).splitlines() == [
+        "MRV2 is faster at 1 of 3 loads, slower at churn greedy at 4 (0.60).",
+        "Inside the noise: steady greedy at 4 (0.90).",
+        "Not measured: churn greedy at 1.",
+    ]

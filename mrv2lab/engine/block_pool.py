@@ -6,8 +6,9 @@ Counterpart in vLLM: ``v1/core/block_pool.py`` (BlockPool) and ``v1/core/kv_cach
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from mrv2lab.protocol import NULL_BLOCK
 
@@ -20,7 +21,13 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
     A cryptographic hash, because a collision would silently show one user another user's KV.
     """
-    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
+    return hashlib.sha256(parent + _packer(len(token_ids))(*token_ids)).digest()
+
+
+@lru_cache(maxsize=8)
+def _packer(count: int) -> Callable[..., bytes]:
+    """``count`` integers as int64, in half the time of an array's."""
+    return struct.Struct(f"{count}q").pack
 
 
 def block_key(block_hash: bytes, group: int) -> bytes:
@@ -79,7 +86,11 @@ class FreeList:
         assert block is not None
         if block is self._tail:
             raise RuntimeError("no free block")
-        self.remove(block)
+        self._head.next = following = block.next
+        assert following is not None
+        following.prev = self._head
+        block.prev = block.next = None
+        self._len -= 1
         return block
 
     def remove(self, block: Block) -> None:
@@ -147,11 +158,12 @@ class BlockPool:
 
         Raises ``RuntimeError`` if fewer are free: the caller asks :attr:`num_free` first.
         """
-        if count > self.num_free:
+        free_list = self.free_list
+        if count > len(free_list):
             raise RuntimeError(f"{count} blocks asked, {self.num_free} free")
         taken = []
         for _ in range(count):
-            block = self.free_list.popleft()
+            block = free_list.popleft()
             if block.key is not None:
                 self.unpublish(block)
             block.ref_cnt = 1
@@ -194,7 +206,11 @@ class BlockPool:
         if block.key is not None:
             raise RuntimeError(f"block {block.block_id} is published already")
         block.key = key
-        self._cached.setdefault(key, {})[block.block_id] = block
+        same = self._cached.get(key)
+        if same is None:
+            self._cached[key] = {block.block_id: block}
+        else:
+            same[block.block_id] = block
 
     def unpublish(self, block: Block) -> None:
         """Forget the content of ``block``. No effect if it has none."""

@@ -13,7 +13,7 @@ only in steps with structured requests).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,21 +58,21 @@ class EngineCore:
         self.last_schedule: SchedulerOutput | None = None
         """What the latest turn scheduled; ``last_output`` and ``last_updates`` are what it settled. For observers."""
         self.last_output: ModelRunnerOutput | None = None
-        self.last_updates: list[RequestUpdate] = []
+        self.last_updates: Sequence[RequestUpdate] = []
 
-    def _step_sync(self) -> list[RequestUpdate]:
+    def _step_sync(self) -> Sequence[RequestUpdate]:
         """Schedule, run, wait, settle."""
         schedule, message = self._schedule()
         followers = self._followers(schedule)
         future = self._sample(schedule, followers) if self.worker.execute_model(message) else None
         return self._settle(schedule, future)
 
-    def _step_async(self) -> list[RequestUpdate]:
+    def _step_async(self) -> Sequence[RequestUpdate]:
         """Schedule and launch step N + 1, then wait for step N: filling the queue goes before draining it."""
         if self.scheduler.has_work():
             schedule, message = self._schedule()
             followers = self._followers(schedule)
-            settled: list[RequestUpdate] | None = None
+            settled: Sequence[RequestUpdate] | None = None
             future = None
             if self.worker.execute_model(message):  # False: no tokens, it was only told who is gone
                 if followers and self.in_flight and Grammars.waiting(followers, schedule):
@@ -104,7 +104,7 @@ class EngineCore:
         grammar = self.grammars.output(followers, schedule)
         return self.worker.sample_tokens(grammar) if grammar is not None else self.worker.sample_tokens()
 
-    def _settle(self, schedule: SchedulerOutput, future: AsyncModelRunnerOutput | None) -> list[RequestUpdate]:
+    def _settle(self, schedule: SchedulerOutput, future: AsyncModelRunnerOutput | None) -> Sequence[RequestUpdate]:
         output = ModelRunnerOutput(schedule.step, [], []) if future is None else future.get_output()
         with self.observer.span("update_from_output"):
             self.last_output = output

@@ -186,14 +186,29 @@ class KVCacheManager:
         self.cache_blocks(request, end)
         return new_ids
 
+    def append_block(self, request: Request) -> BlockIds:
+        """:meth:`allocate_slots` for the one token behind a full table, without lookahead, where the caller knows that
+        there are blocks: one for each group."""
+        if self._slides:
+            self._let_go(request)
+        tables = self.tables[request.req_id]
+        taken = self.pool.allocate(len(tables))
+        for table, block in zip(tables, taken, strict=True):
+            table.append(block)
+        request.num_slots += self.block_size
+        if request.num_tokens >= request.next_hash_at:
+            self.cache_blocks(request, request.num_computed_tokens + 1)
+        return tuple([[block.block_id] for block in taken])
+
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Publish the full blocks among the first ``num_tokens``, as far as the tokens in them are known."""
         if not self.caching:
             request.next_hash_at = _NEVER
             return
         num_full = min(num_tokens, request.num_tokens) // self.block_size
-        tables = self.tables[request.req_id]
-        hashes = request.update_block_hashes(self.block_size)
+        tables, hashes = self.tables[request.req_id], request.block_hashes
+        if len(hashes) < num_full:
+            request.update_block_hashes(self.block_size)
         for group, table in enumerate(tables):
             # Published blocks are a prefix of what the window has left of the table: hits, then our own.
             first = num_full

@@ -13,6 +13,7 @@ from mrv2lab.engine.kv_manager import KVCacheManager
 from mrv2lab.engine.records import Decision, RequestUpdate, SchedulerStats
 from mrv2lab.engine.request import FinishReason, Request, RequestStatus
 from mrv2lab.engine.request_queue import make_queue
+from mrv2lab.engine.steady import SteadyBatch
 
 
 class RequestLifecycle:
@@ -46,6 +47,10 @@ class RequestLifecycle:
         # (step, its requests in the order of num_scheduled_tokens). Objects, not ids: an id may finish and be
         # submitted again while a step of its first life is in flight.
         self._in_flight: deque[tuple[int, list[Request]]] = deque()
+        self._previous: list[Request] = []
+        """Who was in the latest schedule, but for those of ``_steady``."""
+        self._steady: SteadyBatch | None = None
+        """While it is here, all its requests run, and nobody else does."""
 
     def add_request(self, request: Request) -> None:
         """Let ``request`` wait for its turn.
@@ -130,6 +135,7 @@ class RequestLifecycle:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """Everything but the place in ``running``."""
+        self._steady = None
         if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             self.waiting.remove(request)
         request.finish(reason)
@@ -139,6 +145,7 @@ class RequestLifecycle:
 
     def _preempt(self, request: Request) -> None:
         """Everything but the place in ``running``."""
+        self._steady = None
         # A victim that had a place in this step published blocks which nobody will write now.
         self.kv.free(request, num_valid_tokens=request.num_computed_tokens)
         request.preempted()

@@ -10,7 +10,7 @@ Counterpart in vLLM: ``v1/core/sched/scheduler.py``, Scheduler (schedule, update
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mrv2lab.engine.lifecycle import RequestLifecycle
 from mrv2lab.engine.records import RequestUpdate, StepDraft
 from mrv2lab.engine.request import FinishReason, Request, RequestStatus
 from mrv2lab.engine.request_queue import priority_key
+from mrv2lab.engine.steady import SteadyBatch
 from mrv2lab.protocol import BlockIds, ContinuedData, ModelRunnerOutput, RequestData, SchedulerOutput
 
 
@@ -26,8 +27,8 @@ class Scheduler(RequestLifecycle):
     """The synchronous scheduler: a step's tokens are known before the next schedule.
 
     Requests are admitted first come, first served, or by priority (never by preempting a running one); a dry pool
-    preempts the last (or the lowest) running request, which is computed again from the start. All loops over requests
-    in the steady decode are plain: no call per request.
+    preempts the last (or the lowest) running request, which is computed again from the start. The rules for one request
+    are here, without a call per request in a decode; ``steady.py`` has what they come to for a batch that lasts.
     """
 
     def update_draft_token_ids(self, drafts: Mapping[str, list[int]]) -> None:
@@ -46,7 +47,9 @@ class Scheduler(RequestLifecycle):
         """Put the next step together: running requests first, in order, then waiting ones if nothing was preempted."""
         self.decisions = []
         step = StepDraft(self.config.max_num_batched_tokens)
-        self._schedule_running(step)
+        told = self._schedule_steady(step)
+        if told is None:
+            self._schedule_running(step)
         admitted: list[Request] = []
         if step.preempted:
             if self.waiting:
@@ -58,12 +61,7 @@ class Scheduler(RequestLifecycle):
         output = SchedulerOutput(
             step=self.step,
             new=step.new,
-            continued=ContinuedData(
-                list(num_scheduled)[: len(continued)],
-                _int32([r.num_computed_tokens for r in continued]),
-                _int32([r.num_tokens - r.num_prompt_tokens + r.num_output_placeholders for r in continued]),
-                step.new_blocks,
-            ),
+            continued=told if told is not None else _told(step),
             resumed=step.resumed,
             finished=self._finished,
             preempted=self._preempted,
@@ -74,8 +72,25 @@ class Scheduler(RequestLifecycle):
             scheduled_draft_tokens=step.drafts,
             total_num_scheduled_tokens=self.config.max_num_batched_tokens - step.budget,
         )
-        self._update_after_schedule(continued + admitted, output)
+        self._update_after_schedule(continued + admitted if admitted else continued, output)
         return output
+
+    def _schedule_steady(self, step: StepDraft) -> ContinuedData | None:
+        """What :meth:`_schedule_running` comes to for a batch that stays as it is; None if it must be asked."""
+        steady, self._steady = self._steady, None
+        if steady is None or steady.requests != self.running or len(self.running) > step.budget:
+            return None
+        # Synchronous: nobody wants another token before the last one is known. Asynchronous: the last one is not known.
+        if bool(self._in_flight) != bool(self._promises):
+            return None
+        scheduled = steady.schedule()
+        if scheduled is None:
+            return None
+        self._steady = steady
+        step.num_scheduled, told = scheduled
+        step.continued = steady.requests
+        step.budget -= len(steady.requests)
+        return told
 
     def _schedule_running(self, step: StepDraft) -> None:
         num_spec, last_position = self.num_spec, self.config.max_model_len - 1
@@ -202,10 +217,28 @@ class Scheduler(RequestLifecycle):
 
     def _update_after_schedule(self, scheduled: list[Request], output: SchedulerOutput) -> None:
         """Count the scheduled tokens, and start the next step's sets."""
-        self._count_scheduled(scheduled, output)
+        steady = self._steady
+        if steady is not None and scheduled is steady.requests:
+            steady.count()
+        else:
+            self._count_scheduled(scheduled, output)
+            self._steady = self._find_steady(scheduled, output)
         self._in_flight.append((self.step, scheduled))
         self.step += 1
         self._finished, self._preempted = set(), set()
+
+    def _find_steady(self, scheduled: list[Request], output: SchedulerOutput) -> SteadyBatch | None:
+        """A batch of decodes, the same as in the last schedule and all that is running: more of that is expected."""
+        told, previous, self._previous = output.continued, self._previous, scheduled
+        if (
+            self.num_spec
+            or not scheduled
+            or not len(told.req_ids) == output.total_num_scheduled_tokens == len(self.running)
+            or scheduled != previous
+            or any(request.is_prefill_chunk for request in scheduled)
+        ):
+            return None
+        return SteadyBatch(scheduled, told, self.kv, bool(self._promises), self.config.max_model_len - 1)
 
     def _count_scheduled(self, scheduled: list[Request], output: SchedulerOutput) -> None:
         """The scheduled tokens are computed (optimistically) and in flight."""
@@ -218,7 +251,7 @@ class Scheduler(RequestLifecycle):
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> list[RequestUpdate]:
+    ) -> Sequence[RequestUpdate]:
         """Settle the oldest step in flight; what it did, for each request that got tokens, or that failed in it.
 
         Raises ``ValueError`` if the two belong to another step, or if the runner's requests are not the step's.
@@ -236,7 +269,13 @@ class Scheduler(RequestLifecycle):
         updates: list[RequestUpdate] = []
         new = tuple.__new__  # half the time of the named tuple's own
         any_finished = False
-        for request, n, tokens in zip(self._in_flight.popleft()[1], num_scheduled.values(), sampled, strict=True):
+        requests, steady = self._in_flight.popleft()[1], self._steady
+        if steady is not None and requests is steady.requests:
+            settled = steady.settle(scheduler_output.continued, sampled) if is_plain else None
+            if settled is not None:
+                return settled
+            self._steady = None
+        for request, n, tokens in zip(requests, num_scheduled.values(), sampled, strict=True):
             req_id = request.req_id
             request.num_in_flight_tokens = in_flight = request.num_in_flight_tokens - n
             if request.finish_reason is not None:
@@ -304,6 +343,17 @@ class Scheduler(RequestLifecycle):
         if needed <= free:
             kind, needed = "full_sequence", self.kv.blocks_needed(request, request.num_tokens, hit, in_chunks=True)
         self._decide(kind, request, needed, free)
+
+
+def _told(step: StepDraft) -> ContinuedData:
+    """What the runner is told of the requests that go on."""
+    continued = step.continued
+    return ContinuedData(
+        list(step.num_scheduled)[: len(continued)],
+        _int32([r.num_computed_tokens for r in continued]),
+        _int32([r.num_tokens - r.num_prompt_tokens + r.num_output_placeholders for r in continued]),
+        step.new_blocks,
+    )
 
 
 def _int32(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -64,6 +64,8 @@ class DummyRuns:
             with runner.graphs.context.set(decision if replay else EAGER):
                 runner.model.forward(inputs)
             rt.end_step()
+            if not runner.async_scheduling:
+                rt.synchronize()  # as a step's bookkeeping does there: the barrier has no event to wait for
 
     def capture(self, decision: Decision, replay: bool) -> None:
         """At the shape of ``decision``'s key, which is captured where it is new and ``replay`` is true."""

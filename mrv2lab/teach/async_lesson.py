@@ -70,7 +70,7 @@ class _Told(AsyncScheduler):
         )
         return output
 
-    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestUpdate]:
+    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> Sequence[RequestUpdate]:
         updates = super().update_from_output(schedule, output)
         if output.req_ids:
             ends = "".join(f", ends: {update.finish_reason}" for update in updates if update.finish_reason)

@@ -26,19 +26,20 @@ class Loop:
         self.scheduler = kind(config, CacheConfig(num_blocks=num_blocks, block_size=4))
         self.project = V1Projection(self.scheduler.requests)
         self.next = 100
+        self.chunks: dict[int, set[str]] = {}
 
     def add(self, req_id: str, prompt: int, max_tokens: int = 9) -> None:
         self.scheduler.add_request(make_request(req_id, prompt, max_tokens))
 
     def schedule(self) -> tuple[SchedulerOutput, V1SchedulerOutput]:
         output = self.scheduler.schedule()
+        self.chunks[output.step] = {r.req_id for r in self.scheduler.running if r.is_prefill_chunk}
         return output, self.project(output)
 
     def settle(self, output: SchedulerOutput) -> None:
         sampled = []
         for req_id in output.num_scheduled_tokens:
-            request = self.scheduler.requests.get(req_id)
-            chunk = request is not None and request.is_prefill_chunk
+            chunk = req_id in self.chunks[output.step]
             sampled.append([] if chunk else [self.next])
             self.next += not chunk
         self.scheduler.update_from_output(

@@ -170,3 +170,23 @@ def test_outside_the_barrier_it_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     mutate(monkeypatch, DummyRuns, "run", "with runner.barrier:", "with nullcontext():")
     with v1(**options) as engine, pytest.raises((AssertionError, DeviceError)):
         assert run(engine, dummies=True, look=False) == wanted
+
+
+def test_in_a_synchronous_loop_the_next_step_leaves_its_buffers_alone() -> None:
+    """Where V1 has no event to wait for, since the bookkeeping of a step waits for all of it."""
+    with v1(async_scheduling=False, max_num_reqs=8) as engine:
+        seen: list[list[int]] = []
+        starts = engine.worker.runner.inputs.query_start_loc.gpu
+        forward = engine.worker.runner.model.forward
+        engine.rt.register("test.look", lambda values: seen.append(values[:4].tolist()))
+
+        def looked_at(inputs: Any) -> Any:
+            engine.rt.run("test.look", starts, reads=(starts,))
+            return forward(inputs)
+
+        engine.worker.runner.model.forward = looked_at
+        engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=1))
+        engine.worker.runner.dummy_run(5, 3)
+        engine.worker.runner.dummy_run(7, 2)
+        engine.step()
+        assert seen == [[0, 1, 3, 5], [0, 3, 7, 7], [0, 4, 4, 4]]

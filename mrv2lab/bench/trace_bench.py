@@ -8,8 +8,8 @@ Reading traces
     ``work`` is the load and the analyses: ours are syncs, gaps and queue depth; HTA's are idle time breakdown, queue
     length summary and launch statistics. Of waits HTA has its critical path only, which the uncounted turn tries:
     ``more_of_peer`` says what that took, or how it failed. ``cpu`` figures count the process's own processor time,
-    which other processes of the machine disturb less. Memory is that of the whole process; ``over_imports_mb`` is what
-    came on top of interpreter and libraries, which are most of it where a trace is small.
+    which other processes of the machine disturb less. Memory is that of the whole process: ``imports_mb`` is what
+    interpreter and libraries take, most of it where a trace is small, and ``over_imports_mb`` what came on top.
 
     HTA reads a folder and wants a rank in the file. Both read a copy in a folder of its own; where the file names no
     rank, ``"distributedInfo": {"rank": 0}`` is put in front of the copy, and its row says so. HTA rounds times to whole
@@ -102,7 +102,7 @@ def prepared(file: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
 def _cost(readings: list[dict[str, Any]]) -> dict[str, Any]:
     """Seconds and megabytes of some readings of one kind."""
     stages = [name for name in readings[0]["seconds"] if name != "import"]
-    names = ("import_s", "work_s", "work_cpu_s", "process_s", "peak_mb", "over_imports_mb")
+    names = ("import_s", "work_s", "work_cpu_s", "process_s", "peak_mb", "imports_mb", "over_imports_mb")
     columns: dict[str, list[float]] = {name: [] for name in names}
     for one in readings:
         columns["import_s"].append(one["seconds"]["import"])
@@ -110,6 +110,7 @@ def _cost(readings: list[dict[str, Any]]) -> dict[str, Any]:
         columns["work_cpu_s"].append(sum(one["cpu_seconds"][name] for name in stages))
         columns["process_s"].append(one["process_s"])
         columns["peak_mb"].append(one["peak_bytes"][stages[-1]] / 1e6)
+        columns["imports_mb"].append(one["peak_bytes"]["import"] / 1e6)
         columns["over_imports_mb"].append((one["peak_bytes"][stages[-1]] - one["peak_bytes"]["import"]) / 1e6)
     return {
         **{name: summary(values) for name, values in columns.items()},

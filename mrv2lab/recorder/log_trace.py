@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ import torch
 from mrv2lab import __version__
 from mrv2lab.engine.engine import Engine
 from mrv2lab.recorder.annotate import STEP, TURN
+from mrv2lab.recorder.batch import batch_of
 from mrv2lab.recorder.host_log import HostLog, LoggedMark, Turn
 from mrv2lab.recorder.steps import short_site
 from mrv2lab.recording.recording import Recording
 from mrv2lab.recording.schema import Header, MarkRecord, SpanRecord, StepRecord
 from mrv2lab.runtime.cpu import CpuRuntime
+from mrv2lab.trace.annotations import Batch
 from mrv2lab.trace.from_recording import from_recording
 from mrv2lab.trace.trace import Trace
 
@@ -27,7 +30,8 @@ from mrv2lab.trace.trace import Trace
 def log_trace(log: HostLog, engine: Engine, title: str) -> Trace:
     """The turns of ``log`` on the runtime's own clock. Device times are a software stream's modelled ones; of a GPU
     there are none in it."""
-    trace = from_recording(Recording(_header(log, engine), _steps(log), title=title))
+    batches = [batch_of(turn.schedule) if turn.schedule is not None else None for turn in log.turns]
+    trace = from_recording(Recording(_header(log, engine), _steps(log, batches), title=title), batches=batches)
     no_step = f"{STEP}-1"
     return dataclasses.replace(trace, names=tuple(TURN if name == no_step else name for name in trace.names))
 
@@ -52,9 +56,9 @@ def _header(log: HostLog, engine: Engine) -> Header:
     )
 
 
-def _steps(log: HostLog) -> list[StepRecord]:
+def _steps(log: HostLog, batches: Sequence[Batch | None]) -> list[StepRecord]:
     epoch_ns = log.turns[0].start_ns
-    records = [_step(turn) for turn in log.turns]
+    records = [_step(turn, batch) for turn, batch in zip(log.turns, batches, strict=True)]
     for span in log.spans:
         record = records[max(span.turn, 0)]
         record.spans.append(SpanRecord(span.name, span.start_ns - epoch_ns, span.end_ns - epoch_ns, span.depth))
@@ -65,15 +69,13 @@ def _steps(log: HostLog) -> list[StepRecord]:
     return records
 
 
-def _step(turn: Turn) -> StepRecord:
+def _step(turn: Turn, batch: Batch | None) -> StepRecord:
     record = StepRecord(turn.step)
     schedule = turn.schedule
-    if schedule is not None:
+    if schedule is not None and batch is not None:
         record.req_ids = list(schedule.num_scheduled_tokens)
         record.num_scheduled = np.fromiter(schedule.num_scheduled_tokens.values(), np.int32)
-        # Without drafts more than one token is a prefill; the last chunk of a prompt, of one token, is not seen as one.
-        fresh = schedule.new or schedule.resumed
-        record.has_prefill = bool(fresh) or max(schedule.num_scheduled_tokens.values(), default=0) > 1
+        record.has_prefill = batch.context_requests > 0
         record.finished, record.preempted = sorted(schedule.finished), sorted(schedule.preempted)
     return record
 

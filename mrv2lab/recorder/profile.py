@@ -4,7 +4,7 @@ On a GPU the trace is ``torch.profiler``'s, with our steps and phases as annotat
 On a software stream the profiler would see host work only, so the trace is made of the chokepoints' marks, on the
 runtime's own clock, and its device times are modelled.
 
-What it costs, beside the profiler itself: an annotation takes the host about 6 us, some fifteen of them a turn, most of
+What it costs, beside the profiler itself: an annotation takes the host about 6 us, some sixteen of them a turn, most of
 it between the phases. A recording beside it looks at the engine's host objects between phases and adds some list
 appends a launch; it is taken without checksums and, on a GPU, with one timing event a turn, so that the device does the
 engine's work and next to nothing else.
@@ -28,6 +28,7 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import NULL_OBSERVER, Observer
 from mrv2lab.protocol import SchedulerOutput
 from mrv2lab.recorder.annotate import Annotator
+from mrv2lab.recorder.batch import batch_of
 from mrv2lab.recorder.host_log import HostLog, LoggedMark
 from mrv2lab.recorder.listen import Listener
 from mrv2lab.recorder.log_trace import log_trace
@@ -35,7 +36,9 @@ from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recorder.step_hook import StepHook, hooks
 from mrv2lab.recorder.together import Together
 from mrv2lab.recording.recording import Recording
+from mrv2lab.trace.annotations import Batch
 from mrv2lab.trace.read import load
+from mrv2lab.trace.step_batches import FACTS, PARTS
 from mrv2lab.trace.trace import Trace
 from mrv2lab.trace.write import write_perfetto
 
@@ -171,7 +174,7 @@ class Profile:
                 listening.append(engine.observer)
             log = HostLog(rt, None if self._on_gpu else rt.stamps())
             if self._activities:
-                self._annotator = Annotator((torch.profiler.record_function,), log)
+                self._annotator = Annotator(engine, (torch.profiler.record_function,), log)
             # Ours inside, so that its phases hold nothing of what others do at their ends.
             self._observer = Together(*listening, before, self._annotator or log)
             stack.callback(self._let_go, before)
@@ -217,7 +220,7 @@ class Profile:
                 except RuntimeError:  # queued work had raised; whoever waits for it next is told
                     self.problems.append(CUT_SHORT)
                 if self._torch is not None:
-                    self._torch.add_metadata_json("mrv2lab", orjson.dumps(self._facts()).decode())
+                    self._torch.add_metadata_json(FACTS, orjson.dumps(self._facts()).decode())
             self._build(log)
         except Exception as error:
             if kind is None:
@@ -229,7 +232,8 @@ class Profile:
         assert self._log is not None
         config = dataclasses.asdict(self.engine.config)
         turns = self._log.turns
-        scheduled = [turn.schedule.num_scheduled_tokens if turn.schedule is not None else {} for turn in turns]
+        nothing = Batch(0, 0, 0, 0)
+        batches = [batch_of(turn.schedule) if turn.schedule is not None else nothing for turn in turns]
         return {
             "version": __version__,
             "config": config,
@@ -237,8 +241,9 @@ class Profile:
             "recorded": self._recorder is not None,
             "problems": self.problems,
             "steps": [turn.step for turn in turns],
-            "requests": [len(tokens) for tokens in scheduled],
-            "tokens": [sum(tokens.values()) for tokens in scheduled],
+            "requests": [batch.context_requests + batch.generation_requests for batch in batches],
+            "tokens": [batch.context_tokens + batch.generation_tokens for batch in batches],
+            **{part: [getattr(batch, part) for batch in batches] for part in PARTS},
         }
 
     def _build(self, log: HostLog) -> None:

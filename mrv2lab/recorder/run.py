@@ -17,9 +17,9 @@ from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.workload import Workload
 from mrv2lab.recorder.recorder import Recorder
 from mrv2lab.recording.recording import Recording
+from mrv2lab.trace.sidecar import SIDECAR
+from mrv2lab.trace.step_batches import FACTS
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace
-
-SIDECAR = ".meta.json"
 
 
 def record_run(
@@ -96,5 +96,5 @@ def _of_trace(trace: Trace) -> dict[str, Any]:
         "device_events": int(trace.mask(*DEVICE_KINDS).sum()),
         "device": ", ".join(names) or "cpu",
         "modelled_times": trace.info.modelled,
-        "settings": trace.info.extra.get("mrv2lab"),
+        "settings": trace.info.extra.get(FACTS),
     }

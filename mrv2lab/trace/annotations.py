@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 SOURCES: tuple[str, ...] = ("vllm", "sglang", "mrv2lab", "ProfilerStep")
 """Who names steps, the most telling first: where a file has several, the first of these is used."""
@@ -26,6 +27,27 @@ class StepName:
     generation_tokens: int | None = None
     kind: str = "unknown"
     """``prefill``, ``decode``, ``mixed`` or ``unknown``."""
+    requests: int | None = None
+    """Of both halves together, where only that is said; else it is their sum."""
+    tokens: int | None = None
+
+
+class Batch(NamedTuple):
+    """Requests and tokens of a step, in prefill and in decode; vLLM calls them context and generation."""
+
+    context_requests: int
+    context_tokens: int
+    generation_requests: int
+    generation_tokens: int
+
+    @property
+    def kind(self) -> str:
+        """``prefill``, ``decode``, ``mixed``; ``unknown`` of a step without requests."""
+        return _kind(self.context_requests, self.generation_requests)
+
+    def step_name(self, source: str, number: int | None) -> StepName:
+        """What is known of a step with this batch."""
+        return StepName(source, number, *self, self.kind)
 
 
 # No pattern takes a number that int64 does not hold: it is none.
@@ -40,6 +62,8 @@ _NUMBERED = {
     "mrv2lab": re.compile(r"mrv2lab\.step#(\d{1,18})"),
     "ProfilerStep": re.compile(r"ProfilerStep#(\d{1,18})"),
 }
+# Ours, within the step's own range: that one opens before there is a schedule.
+_BATCH = re.compile(r"mrv2lab\.execute#(\d{1,18})_context_(\d{1,18})\((\d{1,18})\)_generation_(\d{1,18})\((\d{1,18})\)")
 
 
 @lru_cache(maxsize=65536)
@@ -69,6 +93,24 @@ def parse_step(name: str) -> StepName | None:
     return None
 
 
+def batch_range(number: int, batch: Batch) -> str:
+    """Name of the range around what the runner does in step ``number``: vLLM's, and the number that vLLM's lacks."""
+    context, context_tokens, generation, generation_tokens = batch
+    return f"mrv2lab.execute#{number}_context_{context}({context_tokens})_generation_{generation}({generation_tokens})"
+
+
+@lru_cache(maxsize=65536)
+def parse_batch(name: str) -> tuple[int, Batch] | None:
+    """Step and batch in a name of :func:`batch_range`; None: it is none."""
+    match = _BATCH.fullmatch(name)
+    return (int(match[1]), Batch(*(int(match[group]) for group in range(2, 6)))) if match else None
+
+
+def names_step(name: str) -> bool:
+    """Whether a range is named after one step: it is in no other step, nor in another run."""
+    return parse_step(name) is not None or parse_batch(name) is not None
+
+
 def _kind(context: int, generation: int) -> str:
     if context and generation:
         return "mixed"
@@ -88,7 +130,7 @@ def _sglang(mode: str, facts: dict[str, str]) -> StepName:
         return StepName("sglang", None, size, tokens, 0, 0, "prefill")
     if mode == "DECODE":
         return StepName("sglang", None, 0, 0, size, tokens, "decode")
-    return StepName("sglang", kind="mixed" if mode == "MIXED" else "unknown")
+    return StepName("sglang", kind="mixed" if mode == "MIXED" else "unknown", requests=size, tokens=tokens)
 
 
 def _number(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,11 @@ class ArgStore:
     def __getitem__(self, row: int) -> dict[str, Any]:
         if row < 0:
             return {}
-        found: dict[str, Any] = orjson.loads(self.blob[self.offsets[row] : self.offsets[row + 1]])
+        text = self.blob[self.offsets[row] : self.offsets[row + 1]]
+        try:
+            found: dict[str, Any] = orjson.loads(text)
+        except orjson.JSONDecodeError:  # a number beyond all doubles: inf
+            found = json.loads(bytes(text))
         return found
 
 

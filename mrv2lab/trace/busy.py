@@ -213,10 +213,10 @@ def _cannot_say(trace: Trace, frame: pd.DataFrame, any_work: bool) -> list[str]:
     if not any_work:
         return [NO_GPU]
     said = []
-    counts = frame["cause"].value_counts()
-    if orphans := int(counts.get("orphan", 0)):
+    cause, duration = frame["cause"].to_numpy(object), frame["duration_ns"].to_numpy()
+    if orphans := int((cause == "orphan").sum()):
         said.append(f"{orphans:,} gaps end with work whose launch is not in the file: no cause can be given")
-    late = frame["duration_ns"][(frame["cause"] == "device late") & (frame["duration_ns"] > USUAL_NS)]
+    late = duration[(cause == "device late") & (duration > USUAL_NS)]
     if len(late):
         said.append(
             f"{len(late):,} gap{'s' * (len(late) != 1)} of more than {USUAL_NS / 1e3:g} us, together "
@@ -224,7 +224,7 @@ def _cannot_say(trace: Trace, frame: pd.DataFrame, any_work: bool) -> list[str]:
             "work, or a wait that is not recorded (which stream waits for an event is known from cuda_sync records "
             "only)"
         )
-    if nothing := int(counts.get("nothing queued", 0)):
+    if nothing := int((cause == "nothing queued").sum()):
         said.append(
             f"{nothing:,} gaps without anything on the launching thread: it had nothing to do, or did what is not "
             "recorded (profile with CPU activities and with_stack to see it)"

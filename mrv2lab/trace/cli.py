@@ -60,6 +60,7 @@ def compare(
             return
         console, facts = Console(), comparison.to_dict()
         console.print(plain(comparison.verdict))
+        console.print(plain(comparison.workload))
         sentences(console, "because", comparison.reasons)
         console.print(comparison_table(facts["frame"], f"a: {a.name}   b: {b.name}"))
         for line in untold(facts["frame"]):

@@ -37,7 +37,8 @@ class Comparison:
     steps: pd.DataFrame
     """One row a common step: ``step``, ``number``, ``start_ns``, ``end_ns`` (its range in a, on a's axis),
     ``b_start_ns`` (where b's begins on that axis), ``a_ns``, ``b_ns``, ``delta_ns`` (host range, b - a), ``a_gpu_ns``,
-    ``b_gpu_ns``, ``delta_gpu_ns`` (NA: no device work), ``label``."""
+    ``b_gpu_ns``, ``delta_gpu_ns`` (NA: no device work), ``kind`` (in a: prefill, decode, mixed, unknown), ``workload``
+    (requests and tokens in both: same, different, not known), ``label``."""
     counts: pd.DataFrame
     """One row a thing that can be counted in a step: ``what``, ``median_a``, ``median_b``, ``mean_a``, ``mean_b``, over
     the common steps."""
@@ -50,6 +51,8 @@ class Comparison:
     """The verdict on a step's host time (in phases, where there are any), one of ``frame.verdict``."""
     verdict: str
     """One sentence."""
+    workload: str
+    """One sentence: whether both did the same work in the common steps."""
     reasons: tuple[str, ...]
     """What speaks against the comparison, or limits it."""
 
@@ -64,6 +67,7 @@ class Comparison:
             "b": self.titles[1],
             "label": self.label,
             "verdict": self.verdict,
+            "workload": self.workload,
             "reasons": list(self.reasons),
             "alignment": self.alignment.to_dict(),
             **{name: [_plain(row) for row in frame.to_dict("records")] for name, frame in frames.items()},
@@ -122,13 +126,14 @@ def compare(a: Trace, b: Trace, align: Method = "auto", *, step: int | str | Non
     return Comparison(
         titles=names,
         frame=frame,
-        steps=_steps(left, right, alignment.offsets_ns[1], names),
+        steps=_steps(left, right, alignment.offsets_ns[1], names, found.workload.by_step),
         counts=counted,
         kernels=structure,
         syncs=waits(a, b),
         alignment=alignment,
         label=label(frame, found),
         verdict=said,
+        workload=f"{found.workload.sentence[:1].upper()}{found.workload.sentence[1:]}.",
         reasons=(*found.refused, *found.host_refused, *found.device_refused, *found.notes, *kernel_note(structure)),
     )
 
@@ -251,7 +256,9 @@ def _counts(a: Trace, b: Trace, left: pd.DataFrame, right: pd.DataFrame) -> pd.D
     return frame
 
 
-def _steps(left: pd.DataFrame, right: pd.DataFrame, offset: int, titles: tuple[str, str]) -> pd.DataFrame:
+def _steps(
+    left: pd.DataFrame, right: pd.DataFrame, offset: int, titles: tuple[str, str], workload: list[str]
+) -> pd.DataFrame:
     import pandas as pd
 
     worked = ((left["gpu_start_ns"] >= 0) & (right["gpu_start_ns"] >= 0)).to_numpy(bool)
@@ -272,6 +279,8 @@ def _steps(left: pd.DataFrame, right: pd.DataFrame, offset: int, titles: tuple[s
             "a_gpu_ns": gpu[0],
             "b_gpu_ns": gpu[1],
             "delta_gpu_ns": gpu[1] - gpu[0],
+            "kind": left["kind"],
+            "workload": pd.Series(workload, dtype="str"),
         }
     )
     frame["label"] = [

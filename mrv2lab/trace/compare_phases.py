@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mrv2lab.trace.annotations import parse_step
+from mrv2lab.trace.annotations import names_step
 from mrv2lab.trace.call_site import frame as python_frame
 from mrv2lab.trace.copy_kinds import DIRECTIONS, copy_kinds
 from mrv2lab.trace.nesting import parents
@@ -55,7 +55,7 @@ def phases(trace: Trace, steps: pd.DataFrame) -> Phases:
     ours = trace.mask("phase") & (owner >= 0)
     if ours.any():
         return Phases("phases", *_times(trace, np.flatnonzero(ours), owner, len(steps)))
-    ranges = trace.mask("annotation") & trace.named(lambda name: parse_step(name) is None) & (owner >= 0)
+    ranges = trace.mask("annotation") & trace.named(lambda name: not names_step(name)) & (owner >= 0)
     frames = np.flatnonzero(_runner_frames(trace, owner >= 0))
     of_ranges, of_frames = (_times(trace, events, owner, len(steps)) for events in (np.flatnonzero(ranges), frames))
     source = "frames" if len(frames) else "annotations" if of_ranges[0] else "none"

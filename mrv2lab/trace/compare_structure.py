@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrv2lab.trace.annotations import parse_step
+from mrv2lab.trace.annotations import names_step
 from mrv2lab.trace.compare_noise import FEWEST, apart, different, holm, rank_test
 from mrv2lab.trace.syncs import syncs
 from mrv2lab.trace.trace import DEVICE_KINDS, KINDS, Trace
@@ -91,7 +91,7 @@ _TOLD = ("start", "duration", "name", "kind", "lane", "nbytes")
 
 def _lengths(trace: Trace) -> dict[tuple[str, str], Array]:
     """(kind, name) -> [k] ns, in order of start."""
-    chosen = trace.mask(*COMPARED) & trace.named(lambda name: parse_step(name) is None)
+    chosen = trace.mask(*COMPARED) & trace.named(lambda name: not names_step(name))
     events = np.flatnonzero(chosen)
     key = trace.kind[events].astype(np.int64) * len(trace.names) + trace.name[events]
     order = np.argsort(key, kind="stable")

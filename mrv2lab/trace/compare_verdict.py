@@ -9,6 +9,8 @@ import numpy as np
 
 from mrv2lab.trace.align import microseconds
 from mrv2lab.trace.compare_noise import FEWEST
+from mrv2lab.trace.compare_workload import Workload, workload
+from mrv2lab.trace.step_batches import FACTS
 from mrv2lab.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-PARTS = ("context_requests", "context_tokens", "generation_requests", "generation_tokens")
 HOST_PHASES = "host phases"
 """Row of the sum over our phases."""
 _OF_STEP = {
@@ -40,18 +41,24 @@ class Comparability(NamedTuple):
     device_refused: list[str]
     # What a reader should know all the same.
     notes: list[str]
+    workload: Workload
 
 
 def comparability(a: Trace, b: Trace, left: pd.DataFrame, right: pd.DataFrame, how: str) -> Comparability:
     """Hold machine, instrument and workload of two traces beside each other; ``left`` and ``right`` are the matched
     steps, row by row, and ``how`` they were matched."""
-    found = Comparability([], [], [], [])
+    same = workload(left, right)
+    found = Comparability([], [], [], [], same)
     _devices(a, b, found)
     _instruments(a, b, found)
     if not len(left):
         found.refused.append("no step of one is a step of the other")
         return found
-    _workload(a, b, left, right, found)
+    _models(a, b, found)
+    if same.differs:
+        found.refused.append(same.sentence)
+    elif not same.known:
+        found.notes.append(same.sentence)
     if how == "order":
         found.notes.append("the steps carry no common number or name: the k-th step of each is taken for the same")
     if len(left) < FEWEST:
@@ -113,55 +120,21 @@ def _instruments(a: Trace, b: Trace, found: Comparability) -> None:
         found.host_refused.append(f"only {which.info.title} holds Python frames, and recording them slows the host")
 
 
-def _workload(a: Trace, b: Trace, left: pd.DataFrame, right: pd.DataFrame, found: Comparability) -> None:
+def _models(a: Trace, b: Trace, found: Comparability) -> None:
     models = [_part(trace, "config", "model") for trace in (a, b)]
     if models[0] is not None and models[1] is not None and models[0] != models[1]:
         found.refused.append("different models by the recordings' configurations")
-    ours = [_batches(trace, frame) for trace, frame in ((a, left), (b, right))]
-    known = [key for key in ours[0] if key in ours[1]]
-    both = np.zeros(len(left), bool)
-    differs = np.zeros(len(left), bool)
-    for key in known:
-        values = ours[0][key], ours[1][key]
-        known_in_both = (values[0] >= 0) & (values[1] >= 0)
-        both |= known_in_both
-        differs |= known_in_both & (values[0] != values[1])
-    if differs.any():
-        row = int(np.flatnonzero(differs)[0])
-        told = [key for key in known if min(ours[0][key][row], ours[1][key][row]) >= 0]
-        batches = [", ".join(f"{side[key][row]:,} {key.replace('_', ' ')}" for key in told) for side in ours]
-        found.refused.append(
-            f"the workloads differ in {int(differs.sum()):,} of {len(left):,} common steps, first in "
-            f"{left['step'].iloc[row]!r}: {batches[0]} against {batches[1]}"
-        )
-    elif not both.all():
-        found.notes.append(
-            f"requests and tokens are not in both files for {int((~both).sum()):,} of {len(left):,} common steps, "
-            "so whether the workloads are the same cannot be told"
-        )
 
 
 def _part(trace: Trace, *keys: str) -> Any:
-    """A nested value of the file's top level; None where it is not there."""
-    found: Any = trace.info.extra
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def _batches(trace: Trace, frame: pd.DataFrame) -> dict[str, Array]:
-    """Requests and tokens of every step, each [k] int64, -1: not known. By the step's name, else by the arguments
-    ``requests`` and ``tokens`` of its range."""
-    found = {part: frame[part].fillna(-1).to_numpy(np.int64) for part in PARTS}
-    args = [trace.args(event) for event in frame["event"].tolist()]
-    return found | {key: np.array([_count(one.get(key)) for one in args], np.int64) for key in ("requests", "tokens")}
-
-
-def _count(value: Any) -> int:
-    """A number, or how many things are in a list; -1: neither."""
-    if isinstance(value, int):
-        return value
-    return len(value) if isinstance(value, (list, dict)) else -1
+    """A nested value of the file's top level, or of what a profile of ours wrote there; None where it is in neither."""
+    for outermost in trace.info.extra, trace.info.extra.get(FACTS):
+        found: Any = outermost
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+    return None
 
 
 # -- the sentence

@@ -40,7 +40,9 @@ class CopyKinds:
 def copy_kinds(trace: Trace) -> CopyKinds:
     """Of every ``memcpy`` of the trace, by its name, else by the arguments ``copy_kind``, ``src`` and ``dst``."""
     events = np.flatnonzero(trace.mask("memcpy"))
-    table = np.array([_by_name(name) for name in trace.names] or [(0, 0, 0)], np.int64)
+    table = np.zeros((len(trace.names), 3), np.int64)
+    for place in trace.names_in(events):
+        table[place] = _by_name(trace.names[place])
     found = table[trace.name[events]]
     for row in np.flatnonzero((found == 0).any(axis=1) & (trace.arg[events] >= 0)):
         found[row] = np.where(found[row] > 0, found[row], _by_args(trace.args(int(events[row]))))

@@ -2,13 +2,14 @@
 
 Lanes: ``steps``, ``host phases`` and ``host calls`` are three views of the engine's one thread; each stream has its
 own. An event's arguments say what its mark said: ``mark`` (its kind), ``phase``, ``step``, ``site``, ``stream``,
-``reads``, ``writes``, ``nbytes`` and, for what the recorder itself did, ``added``. Nothing is invented: a launch whose
-device time nobody stamped is a call without device work, and ``problems`` says how many there are.
+``reads``, ``writes``, ``nbytes`` and, for what the recorder itself did, ``added``; a step's say its batch. Nothing is
+invented: a launch whose device time nobody stamped is a call without device work, and ``problems`` says how many there
+are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -16,7 +17,9 @@ import orjson
 from mrv2lab.observer import WAITS
 from mrv2lab.recording.recording import Recording
 from mrv2lab.recording.schema import MarkRecord, SpanRecord, StepRecord
+from mrv2lab.trace.annotations import Batch
 from mrv2lab.trace.builder import TraceBuilder
+from mrv2lab.trace.recorded_batches import recorded_batches
 from mrv2lab.trace.trace import Lane, Trace, TraceInfo
 
 WORK: dict[str, tuple[str, str]] = {
@@ -35,13 +38,14 @@ SETTLING = ("wait_output", "update_from_output")
 """Phases in which a step is settled, after later ones may have been launched."""
 
 
-def from_recording(recording: Recording, *, host: bool = True) -> Trace:
-    """The trace of a recording; without ``host`` only steps and device work.
+def from_recording(recording: Recording, *, host: bool = True, batches: Sequence[Batch | None] | None = None) -> Trace:
+    """The trace of a recording; without ``host`` only steps and device work. ``batches``: of each step, where somebody
+    knows them better than :func:`~mrv2lab.trace.recorded_batches.recorded_batches`.
 
     Device times of a software stream are modelled, and ``info.modelled`` says so. ``info.clock`` is ``host`` (two
     recordings of one process lie on one axis), or ``session`` where the clock is a software stream's own.
     """
-    return _Conversion(recording, host).trace()
+    return _Conversion(recording, host).trace(recorded_batches(recording) if batches is None else batches)
 
 
 class _Conversion:
@@ -65,9 +69,9 @@ class _Conversion:
         """When the main stream had done what the phases so far had queued."""
         self.stamped_phases = 0
 
-    def trace(self) -> Trace:
-        for step in self.recording.steps:
-            self._step(step)
+    def trace(self, batches: Sequence[Batch | None]) -> Trace:
+        for step, batch in zip(self.recording.steps, batches, strict=True):
+            self._step(step, batch)
             for span in step.spans:
                 self._span(step, span)
             for mark in step.marks:
@@ -82,7 +86,7 @@ class _Conversion:
 
     # -- steps and phases
 
-    def _step(self, step: StepRecord) -> None:
+    def _step(self, step: StepRecord, batch: Batch | None) -> None:
         moments = [time for span in step.spans for time in (span.start_ns, span.end_ns)]
         moments = moments or [mark.time_ns for mark in step.marks]
         if not moments:
@@ -94,6 +98,7 @@ class _Conversion:
             "tokens": int(step.num_scheduled.sum()),
             "tokens of each": step.num_scheduled.tolist(),
             "has prefill": step.has_prefill,
+            **(batch._asdict() if batch is not None else {}),
             "decisions": [
                 {"kind": kind, "request": request, "needed": needed, "free": free}
                 for kind, request, needed, free in step.decisions

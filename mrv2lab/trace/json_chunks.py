@@ -60,10 +60,17 @@ class Piece(NamedTuple):
 class EventStream:
     """Iterate once for the pieces; afterwards ``heads`` and ``tail`` hold the text around the events.
 
-    ``problem(reason, count=, offset=, example=)`` is told what had to be mended or dropped.
+    ``problem(reason, count=, offset=, example=)`` is told what had to be mended or dropped. ``quick`` is offered the
+    text of every piece as an array; what it takes (True) does not come out again.
     """
 
-    def __init__(self, blocks: Iterable[bytes], problem: Callable[..., None], title: str) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[bytes],
+        problem: Callable[..., None],
+        title: str,
+        quick: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self.heads: list[bytes] = []
         """Objects that enclose the array, outermost first, each up to the array's key; none for a bare array."""
         self.tail = b""
@@ -76,6 +83,7 @@ class EventStream:
         self._blocks = iter(blocks)
         self._problem = problem
         self._title = title
+        self._quick = quick
         self._position = 0  # of the first byte in hand
         self._scan = MAX_OPEN_BYTES  # bytes that the search for ends may still waste on a piece
 
@@ -178,7 +186,7 @@ class EventStream:
 
     def _last_cut(self, text: bytes, fresh: int) -> tuple[int, int]:
         """Behind the last whole event, and where the next one begins; zeros if there is none."""
-        window = 64 << 10
+        window = 8 << 10
         while True:
             begin = max(fresh, len(text) - window)
             found = list(_BETWEEN.finditer(text, begin))
@@ -190,9 +198,11 @@ class EventStream:
 
     def _read(self, text: bytes, cut: int, begin: int, *, final: bool) -> tuple[Piece, int]:
         """The events before ``cut``, and where to go on: ``begin``, or earlier if the cut was wrong."""
-        body = text[:cut] if cut < len(text) else text
+        whole = b"".join((b"[", memoryview(text)[:cut], b"]"))
+        if self._quick is not None and self._quick(whole):
+            return Piece([], b"", self._position), begin
         try:
-            return Piece(orjson.loads(b"[" + body + b"]"), body, self._position), begin
+            return Piece(orjson.loads(whole), whole[1:-1], self._position), begin
         except orjson.JSONDecodeError:
             return self._by_event(text, cut, begin, final=final)
 

@@ -6,8 +6,6 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from mrv2lab.trace.categories import (
 from mrv2lab.trace.json_chunks import Piece
 from mrv2lab.trace.kineto_args import Arguments
 from mrv2lab.trace.kineto_lanes import LaneTable, Row, integer, own_correlations
+from mrv2lab.trace.kineto_quick import COPIES, QuickReader
 from mrv2lab.trace.trace import KIND, Trace, TraceInfo
 
 Array = np.ndarray[Any, Any]
@@ -33,12 +32,9 @@ _TIMES = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
 _NO_CORRELATION = 0xFFFFFFFF
 _OTHER, _ANNOTATION, _PHASE, _RUNTIME = (KIND[kind] for kind in ("other", "annotation", "phase", "runtime"))
 _INSTANT, _COUNTER, _OVERHEAD = (KIND[kind] for kind in ("instant", "counter", "overhead"))
-_COPIES = (KIND["memcpy"], KIND["memset"])
 _INSTANTS, _FLOWS = frozenset("iIR"), frozenset("stf")
 _ASYNCHRONOUS = frozenset("bneSF")
 _LATER_COLUMNS = ("name", "kind", "lane", "correlation", "nbytes", "arg")
-_TEXT, _ARGUMENTS, _NUMBER = {str}, {dict, type(None)}, {int}
-_INDEX = itemgetter(8)
 _UNFINISHED = "events that were never finished (no length, a negative one, or one of months), drawn with length 0"
 
 # One event's columns: start, duration (both as in the file), name, kind, lane, correlation, nbytes, arg; and which
@@ -64,6 +60,7 @@ class KinetoEvents:
         self._piece = Piece([], b"", 0)
         self._index = 0  # of the event in the piece
         self._args = Arguments()
+        self._quick = QuickReader(self._name, self._args, self.lanes, self._row)
         self._told: set[str] = set()
         self._homeless: set[int] = set()  # lanes of events without pid or tid
         self._by_type: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -103,9 +100,7 @@ class KinetoEvents:
                 if type(event) is dict:
                     event.update({key: texts[key] for key in ("ts", "dur") if key in texts})
         by_type, complete = self._by_type, self._complete
-        others = self._plain(events)
-        for self._index in range(len(events)) if others is None else others:
-            event = events[self._index]
+        for self._index, event in enumerate(events):
             if type(event) is not dict:
                 self._problem("entries that are no events, left out", event)
                 continue
@@ -116,51 +111,20 @@ class KinetoEvents:
             except TypeError:  # a list or an object where a number or a text belongs
                 self._problem("ids that are neither numbers nor texts, read as texts", event)
                 read(_with_plain_ids(event))
-        if others:
-            self._values.sort(key=_INDEX)  # as in the file, whoever was read first
         self._flush()
 
-    def _plain(self, events: list[Any]) -> list[int] | None:
-        """Read the complete events by columns, which takes half the time, and return the positions of the others; None
-        with nothing read where one of them lacks what a profiler writes, or has it in another type."""
-        try:
-            at = [index for index, event in enumerate(events) if event["ph"] == "X"]
-            chosen = events if len(at) == len(events) else [events[index] for index in at]
-            keys: list[tuple[object, ...]] = [(event["cat"], event["pid"], event["tid"]) for event in chosen]
-            starts, durations = [event["ts"] for event in chosen], [event["dur"] for event in chosen]
-            names, args = [event["name"] for event in chosen], [event.get("args") for event in chosen]
-            if not {*map(type, names)} <= _TEXT or not {*map(type, args)} <= _ARGUMENTS:
-                return None
-            for place, key in enumerate(keys):
-                if key[0] in DEVICE_CATEGORIES and args[place]:
-                    keys[place] = (*key, args[place].get("device"), args[place].get("stream"))
-            rows = [self._rows.get(key) for key in keys]
-        except (KeyError, TypeError, IndexError):
-            return None
-        for place in [place for place, row in enumerate(rows) if row is None]:
-            key = keys[place]
-            if key not in self._rows:
-                self._rows[key] = self._row(chosen[place], args[place])
-            rows[place] = self._rows[key]
-        correlations = [given.get("correlation", -1) if given else -1 for given in args]
-        if not {*map(type, correlations)} <= _NUMBER:
-            correlations = [one if type(one) is int else integer(one) for one in correlations]
-        kinds, lanes = [row.kind for row in rows], [row.lane for row in rows]  # type: ignore[union-attr]
-        sizes = [-1] * len(kinds)
-        for place, kind in enumerate(kinds):
-            given = args[place]
-            if kind in _COPIES and given:
-                sizes[place] = integer(given.get("bytes", given.get("Bytes", given.get("nbytes"))))
-            elif kind == _ANNOTATION and names[place].startswith(PHASE_PREFIX):
-                kinds[place] = _PHASE
-        numbers = count(self._args.next)
-        places = [next(numbers) if given else -1 for given in args]
-        self._args.waiting += filter(None, args)
-        ids = map(self._name, names)
-        self._values += zip(starts, durations, ids, kinds, lanes, correlations, sizes, places, at, strict=True)
-        if chosen is events:
-            return []
-        return [index for index, event in enumerate(events) if event["ph"] != "X"]
+    def quick(self, text: bytes) -> bool:
+        """The events of a piece, a JSON array, without ``add``; False with nothing read if ``add`` must read them."""
+        found = self._quick.read(text)
+        if found is None:
+            return False
+        if len(found.columns["start"]):
+            self._columns.append(_without_no_correlation(found.columns))
+        for one in found.metadata:
+            self._describe(one.name, one.pid, one.tid, one.args)
+        if found.arrows:
+            self.counts["flow arrows"] += found.arrows
+        return True
 
     # -- one event
 
@@ -185,7 +149,7 @@ class KinetoEvents:
         if type(name) is not str:
             name = self._odd_name(name)
         kind = row.kind
-        if kind in _COPIES and args:
+        if kind in COPIES and args:
             nbytes = integer(args.get("bytes", args.get("Bytes", args.get("nbytes"))))
         elif kind == _ANNOTATION and name.startswith(PHASE_PREFIX):
             kind = _PHASE
@@ -254,10 +218,12 @@ class KinetoEvents:
         self._values.append((event.get("ts"), 0, self.builder.name(text), kind, lane, -1, -1, arg, self._index))
 
     def _metadata(self, event: dict[str, Any]) -> None:
+        self._describe(event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
+
+    def _describe(self, name: object, pid: object, tid: object, args: object) -> None:
         self.counts["metadata events"] += 1
-        args = event.get("args")
         if isinstance(args, dict):
-            self.lanes.describe(event.get("pid"), event.get("tid"), str(event.get("name")), args)
+            self.lanes.describe(pid, tid, str(name), args)
 
     def _flow(self, event: dict[str, Any]) -> None:
         self.counts["flow arrows"] += 1
@@ -296,8 +262,7 @@ class KinetoEvents:
         piece = {"start": microseconds.column(starts), "duration": microseconds.column(durations)}
         for column, values in zip(_LATER_COLUMNS, rest, strict=True):
             piece[column] = _whole(values).astype(DTYPES[column], copy=False)
-        known = piece["correlation"]
-        known[(known <= 0) | (known == _NO_CORRELATION)] = -1
+        piece = _without_no_correlation(piece)
         untimed = np.flatnonzero(piece["start"] < microseconds.EARLIEST_NS)  # BAD is
         if len(untimed):
             self.counts["events without a time"] += len(untimed)
@@ -342,6 +307,13 @@ class KinetoEvents:
             self.builder.extend(**piece)
         trace = self.builder.build(info)
         return dataclasses.replace(trace, store=self._args.store())
+
+
+def _without_no_correlation(piece: dict[str, Array]) -> dict[str, Array]:
+    """With -1 for what profilers write where there is none."""
+    known = piece["correlation"]
+    known[(known <= 0) | (known == _NO_CORRELATION)] = -1
+    return piece
 
 
 def _pair(event: dict[str, Any]) -> tuple[str, ...]:

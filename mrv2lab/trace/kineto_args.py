@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -32,16 +33,20 @@ class Arguments:
         self.waiting.append(args)
         return self.next - 1
 
+    def add_texts(self, blob: bytes, lengths: Array) -> None:
+        """Those of a whole piece, one JSON text behind the other: n of them, lengths int64[n]."""
+        self._blobs.append(blob)
+        self._lengths.append(lengths)
+        self._packed += len(lengths)
+
     def pack(self) -> None:
         """Turn those of the piece into text."""
         # One block for all: orjson leaves a hole of kilobytes behind each of its small texts as long as they live.
         try:
             texts = list(map(orjson.dumps, self.waiting))
-        except TypeError:  # one nests deeper than can be written
+        except TypeError:  # one nests deeper than orjson writes, though not than it reads
             texts = list(map(_text, self.waiting))
-        self._blobs.append(b"".join(texts))
-        self._lengths.append(np.fromiter(map(len, texts), np.int64, len(texts)))
-        self._packed += len(texts)
+        self.add_texts(b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))
         self.waiting.clear()
 
     def store(self) -> ArgStore:
@@ -55,6 +60,6 @@ class Arguments:
 
 def _text(args: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(args)
-    except TypeError:
+        return msgspec.json.encode(args)
+    except RecursionError:
         return b'{"args":"nested too deeply to be kept"}'

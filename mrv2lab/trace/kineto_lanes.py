@@ -161,10 +161,11 @@ def own_correlations(pieces: list[dict[str, Array]], lanes: LaneTable, runtime: 
         launches.append(np.stack([piece["correlation"][calls], process_of[piece["lane"][calls]]]))
     if not launches:
         return 0
-    ids, owners = np.unique(np.concatenate(launches, axis=1), axis=1)
-    launching = np.unique(owners)
+    pairs = np.concatenate(launches, axis=1)
+    launching = np.unique(pairs[1])
     if len(launching) < 2:
         return 0
+    ids, owners = np.unique(pairs, axis=1)
     single, place, users = np.unique(ids, return_index=True, return_counts=True)
     owner_of = np.where(users == 1, owners[place], -1)
     shared = single[users > 1]

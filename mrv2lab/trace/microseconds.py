@@ -21,6 +21,9 @@ LONGEST_NS = 1 << 53
 """104 days. An event that is longer was never ended, whatever its length says; a double still holds this one."""
 BAD = -(1 << 63)
 """In a column: no time at all."""
+_PLAIN = b"0123456789-.,"
+_WHOLE = 17
+"""Characters before the decimals of the longest times whose digits int64 may hold: 16 digits and a point, 4.. first."""
 
 
 def nanoseconds(value: object) -> int | None:
@@ -66,11 +69,37 @@ def column(values: Sequence[object]) -> Array:
             inside = (numbers < LIMIT_NS // 1000) & (numbers > -LIMIT_NS // 1000)
             return np.where(inside, numbers, 0) * 1000 + np.where(inside, 0, BAD)
         if numbers.dtype.kind == "f":
-            scaled = numbers * 1000.0
-            inside = np.abs(scaled) < LIMIT_NS  # false for nan
-            return np.where(inside, np.rint(np.where(inside, scaled, 0)).astype(np.int64), BAD)
+            return of_doubles(numbers)
     found = (nanoseconds(value) for value in values)
     return np.fromiter((BAD if one is None else one for one in found), np.int64, len(values))
+
+
+def of_doubles(numbers: Array) -> Array:
+    """[n] int64: ns of float64[n] microseconds, ``BAD`` where there is no time. Exact below ``EXACT_US``."""
+    scaled = numbers * 1000.0
+    inside = np.abs(scaled) < LIMIT_NS  # false for nan
+    return np.where(inside, np.rint(np.where(inside, scaled, 0)).astype(np.int64), BAD)
+
+
+def of_texts(values: Sequence[bytes]) -> Array | None:
+    """[n] int64: ns of JSON values; None unless all are plain numbers of whole nanoseconds within ``LIMIT_NS``."""
+    if not values:
+        return np.empty(0, np.int64)
+    joined = b",".join(values) + b","
+    if joined.translate(None, _PLAIN):
+        return None
+    letters = np.frombuffer(joined, np.uint8)
+    ends, points = np.flatnonzero(letters == ord(",")), np.flatnonzero(letters == ord("."))
+    decimals = np.zeros(len(ends), np.int64)
+    pointed = np.searchsorted(ends, points)
+    decimals[pointed] = ends[pointed] - points - 1
+    whole = np.diff(ends, prepend=-1) - 1 - decimals  # digits in front of the point, with it and a sign at most
+    longest = letters[np.append(-1, ends[:-1])[whole == _WHOLE] + 1]
+    if decimals.max() > 3 or whole.max() > _WHOLE or (longest > ord("4")).any():
+        return None
+    numbers = np.fromstring(joined.replace(b".", b"")[:-1], np.int64, sep=",")
+    scale = 10 ** (3 - decimals)
+    return numbers * scale if bool((np.abs(numbers) < LIMIT_NS // scale).all()) else None
 
 
 def is_exact(values: Sequence[object]) -> bool:

@@ -12,6 +12,7 @@ from mrv2lab.trace.blocks import GZIP_MAGIC, LARGE_BYTES, Blocks
 from mrv2lab.trace.json_chunks import EventStream
 from mrv2lab.trace.kineto import KinetoEvents
 from mrv2lab.trace.kineto_info import metadata, trace_info
+from mrv2lab.trace.sidecar import with_sidecar
 from mrv2lab.trace.trace import Trace, TraceError
 
 MAX_BYTES = 2 << 30
@@ -37,8 +38,9 @@ def load(
     ``progress``: a bar for texts of more than 20 MB. ``max_bytes``: the cap on the uncompressed text. ``cancel`` is
     asked after every few megabytes; once it is true, or on KeyboardInterrupt, reading stops and leaves nothing behind.
 
-    What had to be mended or left out is listed in ``problems``. Raises :class:`TraceError` if the file is no trace,
-    holds no event or is over the cap, :class:`TraceCancelled` if ``cancel`` said so.
+    What a profile of ours says of its steps may also come from the file's ``.meta.json``. What had to be mended or left
+    out is listed in ``problems``. Raises :class:`TraceError` if the file is no trace, holds no event or is over the
+    cap, :class:`TraceCancelled` if ``cancel`` said so.
     """
     path = Path(path)
     head = _first_bytes(path)
@@ -50,7 +52,8 @@ def load(
         return _read_recording(path, max_bytes)
     text = head.removeprefix(_BOM).lstrip()
     if head.startswith(GZIP_MAGIC) or text[:1] in (b"{", b"["):
-        return _read_json(path, cache=cache, progress=progress, max_bytes=max_bytes, cancel=cancel)
+        trace = _read_json(path, cache=cache, progress=progress, max_bytes=max_bytes, cancel=cancel)
+        return with_sidecar(trace, path)
     raise TraceError(f"{path}: {_what_it_is(head)}")
 
 
@@ -126,7 +129,7 @@ def read_blocks(blocks: Blocks, *, title: str, path: str) -> Trace:
     """The trace in a text that comes block by block; see ``load`` for errors."""
     events = KinetoEvents()
     problem = events.builder.problem
-    stream = EventStream(blocks, problem, path)
+    stream = EventStream(blocks, problem, path, events.quick)
     try:
         with _no_collections():
             for piece in stream:

@@ -19,6 +19,7 @@ from mrv2lab.trace.devices import NO_GPU
 from mrv2lab.trace.host_threads import RECORDING_LANES
 from mrv2lab.trace.intervals import union
 from mrv2lab.trace.links import callers, links
+from mrv2lab.trace.step_batches import with_batches
 from mrv2lab.trace.trace import DEVICE_KINDS, Trace
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ def steps(trace: Trace) -> pd.DataFrame:
     """One row a step, in order of start.
 
     ``step`` (the range's name), ``number``, ``source`` (of :data:`SOURCES`), ``kind`` (prefill, decode, mixed,
-    unknown), ``context_requests``, ``context_tokens``, ``generation_requests``, ``generation_tokens`` (nullable
-    integers), ``event`` (the range's position in the trace), ``lane``, ``host_start_ns``, ``host_end_ns``, ``host_ns``,
-    ``gpu_start_ns``, ``gpu_end_ns`` (-1: no device work), ``gpu_ns`` (first start to last end), ``gpu_busy_ns`` (any of
-    its work running), ``gpu_events``, ``gpu_events_inside`` (that ran within the host range), ``launches`` (host calls
-    that own device work), ``bytes_h2d``, ``bytes_d2h`` (of copies whose size is known).
+    unknown), ``context_requests``, ``context_tokens``, ``generation_requests``, ``generation_tokens``, ``requests``,
+    ``tokens`` (both halves together; nullable integers), ``event`` (the range's position in the trace), ``lane``,
+    ``host_start_ns``, ``host_end_ns``, ``host_ns``, ``gpu_start_ns``, ``gpu_end_ns`` (-1: no device work), ``gpu_ns``
+    (first start to last end), ``gpu_busy_ns`` (any of its work running), ``gpu_events``, ``gpu_events_inside`` (that
+    ran within the host range), ``launches`` (host calls that own device work), ``bytes_h2d``, ``bytes_d2h`` (of copies
+    whose size is known).
 
     Ranges of one name within another of that name in one process are the same step. Where several sources name steps,
     ``attrs["source"]`` says which was used. Without steps the frame is empty and ``attrs["cannot_say"]`` says why.
@@ -52,6 +54,9 @@ def steps(trace: Trace) -> pd.DataFrame:
     import pandas as pd
 
     events, names, source = _ranges(trace)
+    notes: list[str] = []
+    if source == "mrv2lab":
+        names, notes = with_batches(trace, events, names)
     owner = _owners(trace, events)
     start, end = trace.start[events], trace.end[events]
     columns: dict[str, Any] = {
@@ -62,6 +67,11 @@ def steps(trace: Trace) -> pd.DataFrame:
     }
     for column in NAMED[1:]:
         columns[column] = pd.array([getattr(name, column) for name in names], "Int64")
+    for column in ("requests", "tokens"):
+        together = columns[f"context_{column}"] + columns[f"generation_{column}"]
+        columns[column] = pd.Series(together).fillna(
+            pd.Series([getattr(name, column) for name in names], dtype="Int64")
+        )
     columns |= {
         "event": events,
         "lane": [str(trace.lane_of(event)) for event in events],
@@ -74,7 +84,7 @@ def steps(trace: Trace) -> pd.DataFrame:
     for column in ("step", "source", "kind", "lane"):
         frame[column] = frame[column].astype("str")
     frame.attrs["source"] = source
-    frame.attrs["cannot_say"] = _cannot_say(trace, names, owner, end - start)
+    frame.attrs["cannot_say"] = [*_cannot_say(trace, names, owner, end - start), *notes]
     return frame
 
 
@@ -92,8 +102,10 @@ def step_of(trace: Trace, frame: pd.DataFrame | None = None) -> Array:
 
 def _ranges(trace: Trace) -> tuple[Array, list[StepName], str]:
     """Positions of the outermost step ranges of the best source, what their names say, and the source ("" if none)."""
-    parsed = [parse_step(name) for name in trace.names]
     is_range = trace.mask("annotation", "phase")
+    parsed: list[StepName | None] = [None] * len(trace.names)
+    for place in trace.names_in(is_range):
+        parsed[place] = parse_step(trace.names[place])
     for source in SOURCES:
         of_source = np.array([name is not None and name.source == source for name in parsed] or [False])
         candidates = np.flatnonzero(is_range & of_source[trace.name])
@@ -108,23 +120,8 @@ def _ranges(trace: Trace) -> tuple[Array, list[StepName], str]:
                 events.append(event)
                 reach[key] = end
         names = [name for event in events if (name := parsed[int(trace.name[event])]) is not None]
-        if source == "mrv2lab":
-            names = [_with_batch(name, trace.args(event)) for name, event in zip(names, events, strict=True)]
         return np.array(events, np.int64), names, source
     return np.empty(0, np.int64), [], ""
-
-
-def _with_batch(name: StepName, args: dict[str, Any]) -> StepName:
-    """The batch, as far as a recording tells it: its requests and tokens are those of decode if nothing is in prefill,
-    and those of prefill if there is one request that is."""
-    requests, tokens, prefill = args.get("requests"), args.get("tokens"), args.get("has prefill")
-    if not isinstance(requests, list) or not isinstance(tokens, int) or not requests:
-        return name
-    if prefill is False:
-        return StepName(name.source, name.number, 0, 0, len(requests), tokens, "decode")
-    if prefill is True and len(requests) == 1:
-        return StepName(name.source, name.number, 1, tokens, 0, 0, "prefill")
-    return name
 
 
 def _owners(trace: Trace, ranges: Array) -> Array:

@@ -83,9 +83,9 @@ class Finder:
     def find(self, records: Array) -> list[SyncPoint]:
         """All points. ``records``: positions of the profiler's synchronisation records."""
         trace = self.trace
-        kinds = [api_kind(name) for name in trace.names]
-        is_call = np.array([kind is not None for kind in kinds] or [False])
-        calls = np.flatnonzero(trace.mask("runtime") & is_call[trace.name]) if len(trace) else np.empty(0, np.int64)
+        runtime = np.flatnonzero(trace.mask("runtime"))
+        kinds = {place: kind for place in trace.names_in(runtime) if (kind := api_kind(trace.names[place])) is not None}
+        calls = runtime[np.isin(trace.name[runtime], list(kinds))]
         of_record = dict(zip(callers(trace, records).tolist(), records.tolist(), strict=True))
         of_record.pop(-1, None)
         chosen = [event for event in calls.tolist() if self._waits(event, kinds, of_record)]
@@ -93,7 +93,7 @@ class Finder:
         chains = dict(zip([*chosen, *frames], enclosing(trace, [*chosen, *frames]), strict=True))
         groups: dict[int, SyncPoint] = {}
         for event in chosen:
-            self._add_call(event, kinds[int(trace.name[event])] or "", of_record.get(event, -1), chains[event], groups)
+            self._add_call(event, kinds[int(trace.name[event])], of_record.get(event, -1), chains[event], groups)
         joined = set(of_record.values())
         for record in records.tolist():
             if record not in joined:
@@ -122,10 +122,11 @@ class Finder:
 
     def _bare_host(self, events: Array) -> int:
         """Copies named ``Host -> Device`` (ROCm): pinned or not is not in the name."""
-        bare = np.array(["(Host -> " in name or " -> Host)" in name for name in self.trace.names] or [False])
-        return int(bare[self.trace.name[events]].sum()) if len(events) else 0
+        names = self.trace.names
+        bare = [one for one in self.trace.names_in(events) if "(Host -> " in names[one] or " -> Host)" in names[one]]
+        return int(np.isin(self.trace.name[events], bare).sum())
 
-    def _waits(self, event: int, kinds: list[str | None], of_record: dict[int, int]) -> bool:
+    def _waits(self, event: int, kinds: dict[int, str], of_record: dict[int, int]) -> bool:
         kind = kinds[int(self.trace.name[event])]
         if kind == "async copy":
             return event in self._pageable
@@ -201,8 +202,10 @@ class Finder:
         self.points.append(SyncPoint(kind, self.trace.name_of(record), record, waits=waits, record=record))
 
     def _frames(self) -> list[int]:
-        names = np.array([synchronises(name) for name in self.trace.names] or [False])
-        return np.flatnonzero(self.trace.mask("python") & names[self.trace.name]).tolist() if len(self.trace) else []
+        python = np.flatnonzero(self.trace.mask("python"))
+        chosen = [place for place in self.trace.names_in(python) if synchronises(self.trace.names[place])]
+        found: list[int] = python[np.isin(self.trace.name[python], chosen)].tolist()
+        return found
 
     def _add_frames(self, frames: list[int], chains: dict[int, list[int]]) -> None:
         """Frames that synchronise, where the call that they ended in is not in the file."""
@@ -298,8 +301,9 @@ def _first_work(trace: Trace) -> dict[int, int]:
 def _recorded_at(trace: Trace) -> dict[int, int]:
     """When each event was recorded on its stream, by the correlation id of the call as the file writes it: that is
     what records of waits go by."""
-    is_record = np.array(["EventRecord" in name for name in trace.names] or [False])
-    calls = np.flatnonzero(trace.mask("runtime") & is_record[trace.name] & (trace.correlation >= 0))
+    calls = np.flatnonzero(trace.mask("runtime") & (trace.correlation >= 0))
+    records = [place for place in trace.names_in(calls) if "EventRecord" in trace.names[place]]
+    calls = calls[np.isin(trace.name[calls], records)]
     return {
         _number(trace.args(event).get("correlation"), int(trace.correlation[event])): int(trace.start[event])
         for event in calls.tolist()

@@ -28,6 +28,8 @@ Array = np.ndarray[Any, Any]
 
 WORTH_SAYING_NS = 10_000
 """Unexplained time below this is how long Python takes to call a function under a profiler."""
+_NOTHING_ELSE = ("device", "stream", "event", "python frame only")
+"""Kinds of wait that do nothing but wait: operators do other things as well."""
 
 _KNOWN: WeakKeyDictionary[Trace, tuple[list[SyncPoint], list[str]]] = WeakKeyDictionary()
 
@@ -57,7 +59,8 @@ def syncs(trace: Trace) -> pd.DataFrame:
 
     if parts := members(trace):
         return _of_members(parts)
-    points, cannot_say = points_of(trace)
+    found, cannot_say = points_of(trace)
+    points = sorted(found, key=lambda point: int(trace.start[point.event]))
     event = np.array([point.event for point in points], np.int64)
     api = np.array([point.api_ns for point in points], np.int64)
     seen, inner = (_stretch(trace, [getattr(point, name) for point in points]) for name in ("outermost", "frame"))
@@ -67,9 +70,9 @@ def syncs(trace: Trace) -> pd.DataFrame:
     end = np.where(known, seen[0] + seen[1], trace.start[event] + np.maximum(api, trace.duration[event]))
     table = pd.DataFrame(
         {
-            "kind": [point.kind for point in points],
-            "call": [point.call for point in points],
-            "api": [plain(trace.name_of(point.event)) if point.calls else "" for point in points],
+            "kind": pd.array([point.kind for point in points], "str"),
+            "call": pd.array([point.call for point in points], "str"),
+            "api": pd.array([plain(trace.name_of(point.event)) if point.calls else "" for point in points], "str"),
             "start_ns": trace.start[event],
             "api_ns": api,
             "frame_ns": inner[1],
@@ -78,18 +81,16 @@ def syncs(trace: Trace) -> pd.DataFrame:
             "overhead_ns": overhead.length_within(begin, end),
             **_unexplained(trace, points, seen, overhead),
             "host_waits": np.array([bool(point.waits) for point in points], bool),
-            "site": [point.site for point in points],
-            "caller": [point.caller for point in points],
-            "thread": [str(trace.lane_of(point.event)) for point in points],
+            "site": pd.array([point.site for point in points], "str"),
+            "caller": pd.array([point.caller for point in points], "str"),
+            "thread": pd.array([str(trace.lane_of(point.event)) for point in points], "str"),
             "device": np.array([point.device for point in points], np.int64),
             "stream": np.array([point.stream for point in points], np.int64),
             "step": pd.Series(_steps(trace, points), dtype=object),
             "barrier": np.array([point.barrier for point in points], bool),
             "event": event,
         }
-    ).sort_values("start_ns", kind="stable", ignore_index=True)
-    for name in ("kind", "call", "api", "site", "caller", "thread"):
-        table[name] = table[name].astype("str")
+    )
     table.attrs["cannot_say"] = [*cannot_say, *_cannot_say(trace, table)]
     return table
 
@@ -218,14 +219,15 @@ def _unexplained(
 
 
 def _steps(trace: Trace, points: list[SyncPoint]) -> list[str | None]:
-    from mrv2lab.trace.steps import step_of, steps
+    from mrv2lab.trace.steps import step_of, step_ranges
 
-    table = steps(trace)
-    names = table["step"].tolist()
-    rows = step_of(trace, table)
+    if not points:
+        return []
+    names = [trace.name_of(event) for event in step_ranges(trace).tolist()]
+    rows = step_of(trace)[[point.event for point in points]].tolist()
     return [
-        point.step if point.step is not None else names[rows[point.event]] if rows[point.event] >= 0 else None
-        for point in points
+        point.step if point.step is not None else names[row] if row >= 0 else None
+        for point, row in zip(points, rows, strict=True)
     ]
 
 
@@ -238,13 +240,14 @@ def _cannot_say(trace: Trace, table: pd.DataFrame) -> list[str]:
             "no calls of the CUDA or HIP runtime recorded, so whether anything waited for a device is not in the file"
             f"{asks if reading.any() else ''}: record with CUDA activities"
         )
-    unknown = table["host_waits"] & (table["gpu_wait_ns"] < 0)
+    waits = table["host_waits"].to_numpy()
+    unknown = waits & (table["gpu_wait_ns"].to_numpy() < 0)
     if unknown.any():
         remedy = "torch.profiler writes it with _ExperimentalConfig(enable_cuda_sync_events=True)"
         if trace.info.producer == "recording":
             remedy = "record with device_times='launches'"
         said.append(
-            f"for {int(unknown.sum()):,} of {int(table['host_waits'].sum()):,} waits of the host the file does not say "
+            f"for {int(unknown.sum()):,} of {int(waits.sum()):,} waits of the host the file does not say "
             f"which work was waited for, so not how long the device kept them: {remedy}"
         )
     if len(table) and not trace.mask("python").any() and not (table["site"] != "").any():
@@ -252,7 +255,7 @@ def _cannot_say(trace: Trace, table: pd.DataFrame) -> list[str]:
         said.append(f"no call sites in the file ({how})")
     lanes = np.unique(trace.lane[trace.mask("runtime", *RANGES)]).tolist()
     threads = [lane for lane in lanes if trace.lanes[lane].role == "thread"]
-    if len(threads) > 1 and (table["overhead_ns"] > 0).any():
+    if len(threads) > 1 and (table["overhead_ns"].to_numpy() > 0).any():
         said.append("overhead records name no thread: what overlaps a wait in time may have been another thread's")
     said += _long_unexplained(table, len(threads))
     return said
@@ -260,18 +263,22 @@ def _cannot_say(trace: Trace, table: pd.DataFrame) -> list[str]:
 
 def _long_unexplained(table: pd.DataFrame, threads: int) -> list[str]:
     """One sentence a call and site, about waits of which most is in nobody's record; the longest first."""
-    waits = table["kind"].isin(("device", "stream", "event", "python frame only"))  # operators do other things as well
-    long = (table["unexplained_ns"] >= WORTH_SAYING_NS) & (2 * table["unexplained_ns"] > table["caller_ns"])
-    groups = [(call, site, rows) for (call, site), rows in table[waits & long].groupby(["call", "site"], sort=False)]
+    names = [table[name].to_numpy(object) for name in ("kind", "call", "site")]
+    figures = np.stack([table[name].to_numpy() for name in ("unexplained_ns", "caller_ns", "before_ns", "after_ns")])
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row in np.flatnonzero((figures[0] >= WORTH_SAYING_NS) & (2 * figures[0] > figures[1])).tolist():
+        kind, call, site = (column[row] for column in names)
+        if kind in _NOTHING_ELSE:
+            groups.setdefault((call, site), []).append(row)
     others = "one host thread only" if threads == 1 else f"{threads} host threads"
     said = []
-    for call, site, rows in sorted(groups, key=lambda group: -int(group[2]["unexplained_ns"].sum())):
-        unexplained, caller = rows["unexplained_ns"].sum() / 1e3, rows["caller_ns"].sum() / 1e3
+    for (call, site), rows in sorted(groups.items(), key=lambda group: -int(figures[0, group[1]].sum())):
+        unexplained, caller = figures[:2, rows].sum(axis=1) / 1e3
         times = f" in {len(rows):,} calls together" if len(rows) > 1 else ""
-        known = rows[rows["before_ns"] >= 0]
+        known = [row for row in rows if figures[2, row] >= 0]
         where = ""
-        if len(known):
-            before, after = known["before_ns"].sum() / 1e3, known["after_ns"].sum() / 1e3
+        if known:
+            before, after = figures[2:, known].sum(axis=1) / 1e3
             where = f" ({before:,.1f} us before it, {after:,.1f} us after it)"
         said.append(
             f"{unexplained:,.1f} us of the {caller:,.1f} us that {call} took for its caller at "

@@ -194,6 +194,12 @@ class Trace:
         """[n] bool: events whose name passes; the test runs once a name."""
         return np.fromiter((test(name) for name in self.names), bool, len(self.names))[self.name]
 
+    def names_in(self, events: Array) -> list[int]:
+        """Positions in ``names`` of those that these events have (a mask [n], or positions), ascending: what is worth a
+        look where most names are of other events."""
+        found: list[int] = np.flatnonzero(np.bincount(self.name[events], minlength=len(self.names))).tolist()
+        return found
+
     def by_lane(self, test: Callable[[Lane], bool]) -> Array:
         """[n] bool: events whose lane passes."""
         return np.fromiter((test(lane) for lane in self.lanes), bool, len(self.lanes))[self.lane]

@@ -11,7 +11,9 @@ import pytest
 
 from mrv2lab.bench.trace_set import LATE, SETTINGS, scrub, write_set
 from mrv2lab.recording.recording import Recording
+from mrv2lab.trace.compare import compare
 from mrv2lab.trace.read import load
+from mrv2lab.trace.steps import steps
 from mrv2lab.trace.syncs import syncs
 from tests.steady_clock import steady_clock
 
@@ -48,6 +50,17 @@ def test_the_barrier_waits_for_late_copies(folder: Path) -> None:
     assert barrier_ns("v1_barrier_late") > 0.5 * STAND_IN_MS * 1e6 > barrier_ns("v1_barrier")
     no_barrier = syncs(load(folder / "cpu_mrv2_pinned_copy_late.json.gz", cache=False))
     assert not no_barrier["barrier"].any()
+
+
+def test_the_files_say_their_batches_and_compare_says_that_they_agree(folder: Path) -> None:
+    names = ("cpu_v1_barrier", "cpu_mrv2_uva_pool", "cpu_v1_barrier_graphs", "cpu_mrv2_pinned_copy_late")
+    first, *others = (load(folder / f"{name}.json.gz", cache=False) for name in names)
+    frame = steps(first)
+    assert set(frame["kind"]) == {"decode"} and set(frame["generation_tokens"]) == {3}
+    for other in others:
+        found = compare(first, other)
+        assert found.workload == "The workloads agree in requests and tokens of all 3 common steps (3 decode)."
+        assert found.steps["workload"].tolist() == ["same"] * 3
 
 
 def test_a_graphs_step_is_one_launch_of_the_forward_pass(folder: Path) -> None:

@@ -224,23 +224,20 @@ def _slot_mapping(batch: dict[str, Any], rng: Any) -> Case:
 
 
 def _prepare_decode(batch: dict[str, Any], rng: Any) -> Case:
-    """Four decodes, the second of nobody and the third not past its prefill; six rows of the input tables, T = 7."""
+    """Four decodes, the second of nobody; six rows of the input tables, T = 7."""
     rows, tables = batch["idx_mapping"].copy(), _tables(batch, rng, 12)
     rows[1] = -1
     live = [int(row) for row in rows if row >= 0]
-    done, prefill = batch["num_computed_tokens"], batch["num_computed_tokens"].copy()
-    prefill[rows[2]] += 1
-    counts = rng.integers(1, 12, (2, len(done))).astype(np.int32)
+    done = batch["num_computed_tokens"]
     sizes = np.array([4, 8], np.int32)
     args = {
         "idx_mapping": rows,
         "num_computed_tokens": done,
-        "prefill_len": prefill,
         "last_sampled_tokens": batch["last_sampled_tokens"],
-        "num_blocks": counts,
         "tables": tables,
         "input_tables": tuple(poisoned(8, 12) for _ in tables),
         "block_sizes": sizes,
+        "query_start_loc": poisoned(9),
         "input_ids": poisoned(7),
         "positions": poisoned(7, dtype=np.int64),
         "seq_lens": poisoned(8),
@@ -251,12 +248,10 @@ def _prepare_decode(batch: dict[str, Any], rng: Any) -> Case:
     }
     loads: Cells = {"idx_mapping": set(range(4)), "block_sizes": {0, 1}}
     loads |= {name: {0, 1} for name in ("table_ptrs", "input_ptrs", "table_strides")}
-    loads |= {name: set(live) for name in ("num_computed_tokens", "prefill_len", "last_sampled_tokens")}
-    loads["num_blocks"] = cells(counts, range(2), range(len(done))) & {g * len(done) + r for g in (0, 1) for r in live}
+    loads |= {name: set(live) for name in ("num_computed_tokens", "last_sampled_tokens")}
     for g in (0, 1):
-        loads[f"tables[{g}]"] = set().union(
-            *(cells(tables[g], [row], range(counts[g, row])) | {row * 12 + int(done[row] // sizes[g])} for row in live)
-        )
+        blocks = {row: range(int(done[row]) // int(sizes[g]) + 1) for row in live}
+        loads[f"tables[{g}]"] = set().union(*(cells(tables[g], [row], blocks[row]) for row in live))
     return Case(args, loads)
 
 

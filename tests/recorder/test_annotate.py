@@ -62,6 +62,7 @@ def test_nvtx_ranges_of_one_synchronous_step(nvtx: Ranges) -> None:
     assert [one for one in said if one[0] == "+"] == [
         "+step#0",
         "+phase.schedule",
+        "+execute#0_context_1(3)_generation_0(0)",
         "+phase.update_states",
         "+phase.apply_writes",
         "+phase.prepare_inputs",
@@ -75,6 +76,8 @@ def test_nvtx_ranges_of_one_synchronous_step(nvtx: Ranges) -> None:
         "+phase.wait_output",
         "+phase.update_from_output",
     ]
+    assert said.index("-phase.schedule") < said.index("+execute#0_context_1(3)_generation_0(0)")
+    assert said.index("-execute#0_context_1(3)_generation_0(0)") < said.index("+phase.wait_output")
     assert balanced(said)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mrv2lab.trace.annotations import StepName, parse_step
+from mrv2lab.trace.annotations import Batch, StepName, batch_range, names_step, parse_batch, parse_step
 
 NAMES = {
     "execute_context_1(888_788544)_generation_0(0)": StepName("vllm", None, 1, 888, 0, 0, "prefill"),
@@ -22,8 +22,8 @@ NAMES = {
     "step[EXTEND bs=1 toks=107]": StepName("sglang", None, 1, 107, 0, 0, "prefill"),
     "step[EXTEND bs=1]": StepName("sglang", None, 1, None, 0, 0, "prefill"),
     "step[DECODE bs=16]": StepName("sglang", None, 0, 0, 16, None, "decode"),
-    "step[MIXED bs=2]": StepName("sglang", kind="mixed"),
-    "step[TARGET_VERIFY bs=2]": StepName("sglang"),
+    "step[MIXED bs=2]": StepName("sglang", kind="mixed", requests=2),
+    "step[TARGET_VERIFY bs=2]": StepName("sglang", requests=2),
     "step[IDLE]": StepName("sglang"),
     "ProfilerStep#5": StepName("ProfilerStep", 5),
     "mrv2lab.step#12": StepName("mrv2lab", 12),
@@ -66,3 +66,35 @@ def test_a_number_that_no_integer_column_holds_is_none(digits: int) -> None:
     assert one is not None and one.generation_requests is None
     one = parse_step(f"execute_context_1({nines})_generation_0(0)")
     assert one is not None and one.context_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (Batch(2, 300, 0, 0), "prefill"),
+        (Batch(0, 0, 64, 64), "decode"),
+        (Batch(1, 7, 3, 12), "mixed"),
+        (Batch(0, 0, 0, 0), "unknown"),
+    ],
+)
+def test_the_name_of_a_batch_is_read_back(batch: Batch, kind: str) -> None:
+    name = batch_range(41, batch)
+    assert parse_batch(name) == (41, batch)
+    assert parse_step(name) is None and names_step(name)
+    step = batch.step_name("mrv2lab", 41)
+    assert (step.number, step.kind, step.context_requests, step.generation_tokens) == (41, kind, batch[0], batch[3])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mrv2lab.step#1",
+        "mrv2lab.execute#1",
+        "mrv2lab.execute#_context_1(1)_generation_0(0)",
+        "mrv2lab.execute#1_context_1(1)_generation_0(0) again",
+        f"mrv2lab.execute#1_context_{'9' * 30}(1)_generation_0(0)",
+        "execute_context_1(1)_generation_0(0)",
+    ],
+)
+def test_no_names_of_batches(name: str) -> None:
+    assert parse_batch(name) is None

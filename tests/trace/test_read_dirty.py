@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mrv2lab.trace.links import links, orphans
@@ -314,11 +315,23 @@ def test_a_list_for_an_id_is_read_as_a_text(read: Read) -> None:
     assert told(trace) == {"ids that are neither numbers nor texts, read as texts": 2}
 
 
-def test_arguments_that_nest_deeper_than_can_be_written(read: Read) -> None:
+@pytest.mark.parametrize("depth", [250, 300, 900])
+def test_arguments_that_nest_deeply(read: Read, depth: int) -> None:
     deep = '{"ph": "X", "cat": "cpu_op", "name": "deep", "pid": 1, "tid": 2, "ts": 2, "dur": 1, "args": %s}'
-    trace = read(f"[{json.dumps(event('good', 1, args={'x': 1}))}, {deep % ('[' * 900 + ']' * 900)}]")
+    trace = read(f"[{json.dumps(event('good', 1, args={'x': 1}))}, {deep % ('[' * depth + ']' * depth)}]")
     assert names(trace) == ["good", "deep"]
-    assert [trace.args(row) for row in range(2)] == [{"x": 1}, {"args": "nested too deeply to be kept"}]
+    assert trace.args(0) == {"x": 1}
+    assert json.dumps(trace.args(1)) == f'{{"args": {"[" * depth + "]" * depth}}}'
+
+
+def test_arguments_that_nest_deeper_than_can_be_written(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(args: object) -> bytes:
+        raise RecursionError
+
+    monkeypatch.setattr(msgspec.json, "encode", refuse)
+    deep = '{"ph": "X", "cat": "cpu_op", "name": "deep", "pid": 1, "tid": 2, "ts": 2, "dur": 1, "args": %s}'
+    trace = read(f"[{deep % ('[' * 900 + ']' * 900)}]")
+    assert [trace.args(row) for row in range(len(trace))] == [{"args": "nested too deeply to be kept"}]
 
 
 def test_times_whose_ends_would_leave_int64(read: Read) -> None:

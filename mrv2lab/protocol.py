@@ -38,10 +38,9 @@ class Launchable(Protocol):
     name: str
     write_index: tuple[int, ...]
     """Which arguments it writes; every other tensor argument is read."""
-    launch: Any
-    """``launch(kernel, *args)`` starts the compiled kernel."""
-    kernel: Any
-    """``kernel.launcher()`` launches the compiled kernel."""
+
+    def start(self, args: tuple[Any, ...]) -> None:
+        """Launch the compiled kernel on torch's current stream."""
 
     def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
         """Run now; for queued work."""
@@ -284,8 +283,9 @@ class Model(Protocol):
     def forward(self, inputs: ForwardInputs) -> torch.Tensor:
         """Hidden states [t, H] on the device."""
 
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
-        """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward."""
+    def compute_logits(self, logits_indices: torch.Tensor, n: int, *, in_order: bool = False) -> torch.Tensor:
+        """Logits [n, V] of the tokens at ``logits_indices`` int64[n] of the last forward. ``in_order``: whether the
+        caller knows that these are 0, 1, 2, ..."""
 
 
 class ModelState:

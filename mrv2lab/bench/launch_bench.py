@@ -3,7 +3,8 @@
     python -m mrv2lab.bench.launch_bench --out FILE
 
 Four preparation kernels over one request (so that the device is never the slower one), a segment of the same runtime
-and a PyTorch fill to compare with. ``parts`` splits a cached launch: describing its arguments, and the C launcher.
+and a PyTorch fill to compare with. ``op`` has the same arguments each time, as most launches of a step have. ``parts``
+splits a cached launch: describing its arguments, and the C launcher; ``again`` makes it without a description.
 """
 
 from __future__ import annotations
@@ -92,22 +93,17 @@ class _Args:
 
 
 def parts(launcher: CachedLauncher, op: Any, args: tuple[Any, ...], batches: int) -> dict[str, Any]:
-    """Host microseconds of a cached launch's two larger parts."""
+    """Host microseconds of a cached launch's two larger parts, and of the launch made again (``ops/_repeat.py``)."""
     given = _Args()
     op.launch(given, *args)
-    described = launcher.describe(given.args, given.options)
-    assert described is not None
-    device = torch.cuda.current_device()
-    entry = launcher.entries[(device, *described[0])]
-    assert entry is not None
+    made = launcher.launch(given.grid, *given.args, **given.options)
+    assert made is not None
     stream = torch.cuda.current_stream().cuda_stream
-    grid = (*given.grid, 1, 1)[:3]
-    call = partial(
-        entry.run, *grid, stream, entry.function, entry.metadata, None, None, None, *described[1], *entry.constants
-    )
+    call = partial(made.entry.call, *made.grid, stream, *made.behind_stream(made.passed))
     return {
         "describe": host_us(partial(launcher.describe, given.args, given.options), batches),
         "c_launcher": host_us(call, batches),
+        "again": host_us(partial(launcher.again, made, made.behind_stream(made.passed)), batches),
     }
 
 

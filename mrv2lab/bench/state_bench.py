@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,8 +106,17 @@ def bench_staged_writes(rt: Runtime) -> dict[str, Any]:
             stage()
             table.apply_write()
 
+        rows, starts, lengths = (np.full(NUM_REQS, n, np.int32) for n in (0, 3, 4))
+        rows[:] = np.arange(NUM_REQS)
+        values = np.tile(np.arange(1, 5, dtype=np.int32), NUM_REQS)
+
+        def stage_at_once(table: StagedWriteTensor = table) -> None:
+            table.stage_writes(rows, starts, lengths, values)  # noqa: B023 (called in this turn)
+            table.drop_pending()
+
         figures[policy] = {
             "stage_host_us": summary(stage_us[10:]),
+            "stage_at_once_host_us": host_us(stage_at_once),
             "apply_host_us": summary(apply_us[10:]),
             "both_host_us": summary([one + other for one, other in zip(stage_us[10:], apply_us[10:], strict=True)]),
             "apply_device_us": device_us(rt, both),
@@ -150,7 +161,11 @@ def bench_preparation(rt: Runtime) -> dict[str, Any]:
     def fused() -> None:
         prepare_decodes(rt, state, buffers, tables, batch, NUM_REQS)
 
-    figures: dict[str, Any] = {"upload_host_us": host_us(lambda: upload_batch(buffers, host, 0))}
+    hosts = cycle([host, replace(host, rows=rows.copy())])  # as if somebody came or went at every step
+    figures: dict[str, Any] = {
+        "upload_host_us": host_us(lambda: upload_batch(buffers, host, 0)),
+        "upload_for_fused_host_us": host_us(lambda: upload_batch(buffers, next(hosts), 0, fused=True)),
+    }
     for name, launch in (("separate", separate), ("fused", fused)):
         figures[name] = {"host_us": host_us(launch), "device_us": device_us(rt, launch)}
     return figures

@@ -59,10 +59,10 @@ class Capture:
         hidden: torch.Tensor = self.model.forward(inputs)
         return hidden
 
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+    def compute_logits(self, logits_indices: torch.Tensor, n: int, **order: bool) -> torch.Tensor:
         """As the model's, logits [n, V], with the capturing segment behind it; prompts' rows, which a step may compute
         besides, are nobody's choice and pass."""
-        logits: torch.Tensor = self.model.compute_logits(logits_indices, n)
+        logits: torch.Tensor = self.model.compute_logits(logits_indices, n, **order)
         if logits_indices is not self.runner.batch.logits_indices:
             return logits
         # A replayed graph calls no forward; its runner says what the graph reads, padding and all.

@@ -1,7 +1,7 @@
 """Staged diffs on the host, and the uploads that carry them to the device.
 
 A diff is staged by appending to four flat arrays, so that it costs a few hundred nanoseconds and the apply has nothing
-to collect: it sends the arrays.
+to collect: it sends the arrays. Those of a step go in one transfer, since each costs the host ten times a diff.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from mrv2lab.runtime.transfer import TransferPolicy, Upload
-from mrv2lab.runtime.uva import NUMPY_DTYPES
+from mrv2lab.runtime.uva import NUMPY_DTYPES, next_power_of_2
 
 Values = Sequence[int] | Sequence[float] | np.ndarray[Any, Any]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 _TYPECODES = {torch.int32: "i", torch.int64: "q", torch.float32: "f"}
 
@@ -56,19 +57,38 @@ class DiffList:
 
     def append(self, row: int, start: int, values: Values) -> None:
         """Stage one diff. Raises, with nothing staged, for values that the dtype does not hold."""
+        self._extend_contents(values)
+        self.starts.append(start)
+        self.ends.append(len(self.contents))
+        self.distinct_rows.add(row)
+        self.rows.append(row)
+
+    def extend(self, rows: Int32, starts: Int32, lengths: Int32 | None, contents: Values) -> None:
+        """Stage ``w`` diffs, whose values lie end to end in ``contents``; ``lengths`` None: one value each. Empty ones
+        are left out. Raises, with nothing staged, as :meth:`append`."""
+        if lengths is not None and not lengths.all():
+            some = lengths > 0
+            rows, starts, lengths = rows[some], starts[some], lengths[some]
+        begin = len(self.contents)
+        self._extend_contents(contents)
+        if lengths is None:
+            self.ends.extend(range(begin + 1, len(self.contents) + 1))
+        else:
+            self.ends.frombytes((begin + np.cumsum(lengths)).astype(np.int32).tobytes())
+        self.starts.frombytes(starts.tobytes())
+        self.distinct_rows.update(rows.tolist())
+        self.rows.frombytes(rows.tobytes())
+
+    def _extend_contents(self, values: Values) -> None:
         contents = self.contents
         if isinstance(values, np.ndarray):
             contents.frombytes(values.astype(self._dtype).tobytes())
-        else:
-            try:
-                contents.extend(values)
-            except BaseException:
-                del contents[self.ends[-1] if self.ends else 0 :]
-                raise
-        self.starts.append(start)
-        self.ends.append(len(contents))
-        self.distinct_rows.add(row)
-        self.rows.append(row)
+            return
+        try:
+            contents.extend(values)
+        except BaseException:
+            del contents[self.ends[-1] if self.ends else 0 :]
+            raise
 
     def diffs(self) -> list[StagedDiff]:
         """The diffs one by one, for observers."""
@@ -96,53 +116,97 @@ class DiffList:
 
 
 class PackedDiffs:
-    """The arrays that carry the diffs of one table, or of several of one dtype, through the transfer policy's staging
-    uploads. An array of its own for each: where a policy lets a kernel read what a later step has written (``unsafe``,
-    or a pool that is too shallow), rows must stay rows."""
+    """The slab that carries the diffs of one table, or of several of one dtype, through a staging upload of the
+    transfer policy: groups, rows, starts, where the values begin, and the values.
+
+    Each part begins at a fixed place: where a policy lets a kernel read what a later step has written (``unsafe``, or a
+    pool that is too shallow), rows must stay rows. A slab for more diffs is another upload, for the same reason.
+    """
 
     def __init__(
         self, transfers: TransferPolicy, name: str, dtype: torch.dtype, expected_writes: int, grouped: bool = False
     ) -> None:
-        def upload(part: str, size: int, dtype: torch.dtype = torch.int32) -> Upload:
-            return transfers.staging(f"{name}.{part}", size, dtype)
+        self._transfers = transfers
+        self._name = f"{name}.diffs"
+        self._dtype = dtype
+        self._words = NUMPY_DTYPES[dtype]().itemsize // 4
+        self._grouped = grouped
+        self._outgrown: list[Upload] = []
+        """What queued kernels may still read; each is at most half of the next."""
+        self._make(expected_writes)
 
-        self._dtype = NUMPY_DTYPES[dtype]
-        self._groups = upload("groups", expected_writes) if grouped else None
-        self._rows = upload("rows", expected_writes)
-        self._starts = upload("starts", expected_writes)
-        self._cu_lens = upload("cu_lens", expected_writes + 1)
-        self._contents = upload("contents", 16 * expected_writes, dtype)
+    def _make(self, writes: int) -> None:
+        """An upload for ``writes`` diffs of 16 values each. It grows by itself for more values."""
+        self._writes = writes
+        sizes = (writes if self._grouped else 0, writes, writes, writes + 1)
+        self._places = slab_places(sizes)
+        self._upload = self._transfers.staging(self._name, self._places[-1] + 16 * writes * self._words, torch.int32)
+        # [words] int32: what is sent
+        self._host: Int32 = np.zeros(self._places[-1] + 16 * writes * self._words, np.int32)
+        self._views: dict[int, tuple[torch.Tensor, Parts]] = {}
 
-    def send(
-        self, lists: Sequence[DiffList]
-    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    def send(self, lists: Sequence[DiffList]) -> tuple[Parts, int]:
         """groups [w] (a diff's is the index of its list; None where they were not asked for), rows [w], starts [w],
         cu_lens [w + 1] int32 and contents on the device, and the greatest length.
 
         The tensors may be longer than that.
         """
         counts = [len(one) for one in lists]
-        cu_lens = np.zeros(sum(counts) + 1, np.int32)
-        at = before = 0
-        for count, one in zip(counts, lists, strict=True):
-            ends = cu_lens[at + 1 : at + count + 1]
+        total = sum(counts)
+        if total > self._writes:
+            self._outgrown.append(self._upload)
+            self._make(next_power_of_2(total))
+        groups, rows, starts, cu_lens, contents = self._places
+        words = self._words * sum([len(one.contents) for one in lists])
+        if contents + words > len(self._host):
+            self._host = np.zeros(next_power_of_2(contents + words), np.int32)
+        host = self._host
+        at, end, value = 0, cu_lens + 1, contents
+        host[cu_lens] = 0
+        for group, (count, one) in enumerate(zip(counts, lists, strict=True)):
+            if not count:
+                continue
+            if self._grouped:
+                host[groups + at : groups + at + count] = group
+            host[rows + at : rows + at + count] = one.rows
+            host[starts + at : starts + at + count] = one.starts
+            ends = host[end : end + count]
             ends[:] = one.ends
-            ends += before
-            at, before = at + count, before + len(one.contents)
-        groups = None
-        if self._groups is not None:
-            groups = self._groups.send_whole(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-        return (
-            groups,
-            self._rows.send_whole(_joined([one.rows for one in lists], np.int32)),
-            self._starts.send_whole(_joined([one.starts for one in lists], np.int32)),
-            self._cu_lens.send_whole(cu_lens),
-            self._contents.send_whole(_joined([one.contents for one in lists], self._dtype)),
-            int((cu_lens[1:] - cu_lens[:-1]).max()),
-        )
+            if value > contents:
+                ends += (value - contents) // self._words
+            size = self._words * len(one.contents)
+            host[value : value + size] = np.frombuffer(one.contents, np.int32)
+            at, end, value = at + count, end + count, value + size
+        slab = self._upload.send_whole(host[:value])
+        lengths = host[cu_lens + 1 : end] - host[cu_lens : end - 1]
+        return self._parts(slab), int(lengths.max())
+
+    def _parts(self, slab: torch.Tensor) -> Parts:
+        """The views of ``slab``, which is one of a few that are used in turn."""
+        found = self._views.get(id(slab))
+        if found is None:
+            if len(self._views) > self._transfers.depth:  # one has grown
+                self._views.clear()
+            groups, rows, starts, cu_lens, contents = self._places
+            writes = self._writes
+            parts = (
+                slab[groups : groups + writes] if self._grouped else None,
+                slab[rows : rows + writes],
+                slab[starts : starts + writes],
+                slab[cu_lens : cu_lens + writes + 1],
+                slab[contents:].view(self._dtype),
+            )
+            found = self._views[id(slab)] = slab, parts
+        return found[1]
 
 
-def _joined(arrays: list[array[Any]], dtype: Any) -> np.ndarray[Any, Any]:
-    if len(arrays) == 1:
-        return np.frombuffer(arrays[0], dtype)
-    return np.concatenate([np.frombuffer(one, dtype) for one in arrays if one])
+Parts = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def slab_places(sizes: Sequence[int]) -> list[int]:
+    """Where each of the parts of ``sizes`` words begins, and where they end: at multiples of 16 bytes, by whose
+    alignment Triton compiles a kernel anew."""
+    places = [0]
+    for size in sizes:
+        places.append(-(-(places[-1] + size) // 4) * 4)
+    return places

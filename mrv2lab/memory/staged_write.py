@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mrv2lab.memory.diffs import DiffList, PackedDiffs, StagedDiff, Values
+from mrv2lab.memory.diffs import DiffList, Int32, PackedDiffs, StagedDiff, Values
 from mrv2lab.ops.apply_write import apply_write
 from mrv2lab.ops.fused_apply_write import fused_apply_write
 from mrv2lab.runtime.base import Runtime
@@ -57,12 +57,27 @@ class StagedWriteTensor:
         """Stage ``table[row, start : start + len(values)] = values``."""
         length = len(values)
         if not (0 <= row < self.num_rows and 0 <= start <= self.row_len - length):
-            raise IndexError(
-                f"{self.name}: row {row}, columns {start}..{start + length - 1} lie outside "
-                f"[{self.num_rows}, {self.row_len}]"
-            )
+            raise self._outside(row, start, length)
         if length:
             self.staged.append(row, start, values)
+
+    def stage_writes(self, rows: Int32, starts: Int32, lengths: Int32, contents: Values) -> None:
+        """Stage ``w`` writes at once: the i-th puts ``lengths[i]`` values, which lie end to end in ``contents``, into
+        row ``rows[i]`` from column ``starts[i]`` on. All int32[w]. Raises before anything is staged."""
+        outside = (rows < 0) | (rows >= self.num_rows) | (starts < 0) | (starts + lengths > self.row_len)
+        if outside.any():
+            i = int(outside.argmax())
+            raise self._outside(int(rows[i]), int(starts[i]), int(lengths[i]))
+        if len(contents) != lengths.sum():
+            raise ValueError(f"{self.name}: {len(contents)} values for {int(lengths.sum())} cells")
+        if len(contents):
+            self.staged.extend(rows, starts, lengths, contents)
+
+    def _outside(self, row: int, start: int, length: int) -> IndexError:
+        return IndexError(
+            f"{self.name}: row {row}, columns {start}..{start + length - 1} lie outside "
+            f"[{self.num_rows}, {self.row_len}]"
+        )
 
     def stage_write_elem(self, row: int, value: int | float) -> None:
         """Stage ``table[row] = value`` (the first column of a 2-D table)."""
@@ -73,7 +88,7 @@ class StagedWriteTensor:
         if not self.staged:
             return
         self.check_disjoint()
-        _, rows, starts, cu_lens, contents, longest = self._packed.send((self.staged,))
+        (_, rows, starts, cu_lens, contents), longest = self._packed.send((self.staged,))
         apply_write(self.rt, self._matrix, rows, starts, cu_lens, contents, len(self.staged), longest)
         self.drop_pending()
 
@@ -116,19 +131,7 @@ class FusedStagedWriter:
             return
         for table in self.tables:
             table.check_disjoint()
-        groups, rows, starts, cu_lens, contents, longest = self._packed.send([table.staged for table in self.tables])
-        fused_apply_write(
-            self.rt,
-            self._tensors,
-            self.pointers,
-            self.strides,
-            groups,
-            rows,
-            starts,
-            cu_lens,
-            contents,
-            count,
-            longest,
-        )
+        parts, longest = self._packed.send([table.staged for table in self.tables])
+        fused_apply_write(self.rt, self._tensors, self.pointers, self.strides, *parts, count, longest)
         for table in self.tables:
             table.drop_pending()

@@ -100,6 +100,8 @@ class Decoder:
         self._logits_in = buffer("logits_in", self.max_num_logits, config.hidden_size)
         # [N, V]
         self.logits = buffer("logits", self.max_num_logits, config.vocab_size)
+        self._logits_views = self.max_num_logits, self._logits_in, self.logits
+        """The first rows of both that were asked for last: steps in a row ask for the same, and get the same views."""
 
         length = max_model_len or config.max_position_embeddings
         cos, sin = rope_table(length, config.head_dim, config.rope_theta)
@@ -141,8 +143,10 @@ class Decoder:
         def final_norm(hidden: torch.Tensor, residual: torch.Tensor, partials: torch.Tensor | None = None) -> None:
             products.final_norm(hidden, residual, partials, norm)
 
-        def logits(out: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, indices: torch.Tensor) -> None:
-            products.logits(out, rows, hidden, indices, head)
+        def logits(
+            out: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, indices: torch.Tensor, in_order: bool
+        ) -> None:
+            products.logits(out, rows, hidden, indices, head, in_order=in_order)
 
         self._segment("embed", embed)
         self._segment("final_norm", final_norm)
@@ -251,11 +255,16 @@ class Decoder:
         rt.run(prefix + "final_norm", *stream, reads=stream, writes=(hidden, residual))
         return hidden
 
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
-        """Queue the logits of the last forward's rows ``logits_indices[:n]`` (int64, device); the view [n, V]."""
-        indices, rows, out = logits_indices[:n], self._logits_in[:n], self.logits[:n]
-        rt = self._rt
+    def compute_logits(self, logits_indices: torch.Tensor, n: int, *, in_order: bool = False) -> torch.Tensor:
+        """Queue the logits of the last forward's rows ``logits_indices[:n]`` (int64, device); the view [n, V].
+        ``in_order``: they are rows 0, 1, 2, ..., which spares a gather."""
+        rt, (last, rows, out) = self._rt, self._logits_views
+        if last != n:
+            rows, out = self._logits_in[:n], self.logits[:n]
+            self._logits_views = n, rows, out
+        indices = logits_indices if logits_indices.shape[0] == n else logits_indices[:n]
         rt.run(
-            self._prefix + "logits", out, rows, self.hidden, indices, reads=(self.hidden, indices), writes=(out, rows)
-        )
+            self._prefix + "logits", out, rows, self.hidden, indices, in_order,
+            reads=(self.hidden, indices), writes=(out, rows),
+        )  # fmt: skip
         return out

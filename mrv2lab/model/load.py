@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mrv2lab.config import PRESETS, DType, ModelConfig
+from mrv2lab.config import PRESETS, DType, ModelConfig, did_you_mean
 from mrv2lab.model.config_hf import config_from_folder
 from mrv2lab.model.errors import CheckpointError
 from mrv2lab.model.tokenizer import Tokenizer, gguf_tokenizer
@@ -62,8 +62,9 @@ def load_model(
     else:
         path = Path(source).expanduser()
         if not path.exists():
-            known = ", ".join((*SHIPPED, "smollm2", *PRESETS))
-            raise CheckpointError(f"no model {name!r}: neither a path that exists nor one of {known}")
+            known = (*SHIPPED, "smollm2", *PRESETS)
+            hint = did_you_mean(name, known)
+            raise CheckpointError(f"no model {name!r}: neither a path that exists nor one of {', '.join(known)}{hint}")
     if path.is_dir():
         return _folder(path, name if name in SHIPPED else path.name, dtype, device)
     refuse_pickle(path)

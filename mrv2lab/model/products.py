@@ -251,12 +251,22 @@ class Products:
             self._add_norm(hidden, residual, partials, norm, self.plan(hidden.shape[0]).down)
 
     def logits(
-        self, out: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, indices: torch.Tensor, weight: Weight
+        self,
+        out: torch.Tensor,
+        rows: torch.Tensor,
+        hidden: torch.Tensor,
+        indices: torch.Tensor,
+        weight: Weight,
+        *,
+        in_order: bool = False,
     ) -> None:
-        """out [n, V] = rows ``indices`` of ``hidden`` times W^T. ``rows`` [n, H]: scratch."""
+        """out [n, V] = rows ``indices`` of ``hidden`` times W^T. ``rows`` [n, H]: scratch. ``in_order``: the indices
+        are 0, 1, 2, ..."""
         if out.shape[0] <= self._few:
             args = (out, hidden, indices, weight.rows, matvec_tile(weight.rows))
             gather_matvec.execute(self._backend, args)
+        elif in_order:
+            torch.mm(hidden[: out.shape[0]], weight.columns, out=out)
         else:
             torch.index_select(hidden, 0, indices, out=rows)
             torch.mm(rows, weight.columns, out=out)

@@ -81,4 +81,8 @@ def _shards(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     for path in sorted(folder.iterdir()):
         refuse_pickle(path)
-    raise CheckpointError(f"{folder} holds no model.safetensors and no model.safetensors.index.json")
+    raise CheckpointError(
+        f"{folder} holds no model.safetensors and no model.safetensors.index.json. For seeded random weights of its "
+        "shape take its ModelConfig in its place: "
+        f"Engine(config_from_folder(Path({str(folder)!r}))), from mrv2lab.model.config_hf"
+    )

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, overload
 
-from mrv2lab.ops._launch import cached_launcher
+from mrv2lab.ops._launch import CachedLauncher, cached_launcher
+from mrv2lab.ops._repeat import Repeats
 from mrv2lab.protocol import Backend, TritonMissing
 
 _COPY_PREFIX = "mrv2lab.ops._interpreted_"
@@ -187,10 +188,21 @@ class Op:
         if tuple(inspect.signature(spec).parameters) != self.params:
             raise TypeError(f"op {self.name}: spec and launcher must take the same arguments {self.params}")
         self.write_index = tuple(self.params.index(name) for name in writes)
+        self._start: Callable[[tuple[Any, ...]], None] | None = None
         self.__doc__ = launch.__doc__ or spec.__doc__
 
     def __call__(self, rt: Any, *args: Any) -> None:
         rt.kernel(self, *args)
+
+    def start(self, args: tuple[Any, ...]) -> None:
+        """Launch the compiled kernel. For the runtime; tensors that are the same ones step by step cost least."""
+        start = self._start
+        if start is None:
+            launcher = self.kernel.launcher()
+            cached = isinstance(launcher, CachedLauncher)
+            start = Repeats(self.launch, launcher) if cached else lambda args: self.launch(launcher, *args)
+            self._start = start
+        start(args)
 
     def execute(self, backend: Backend, args: tuple[Any, ...]) -> None:
         """Run now, where the tensors are. For queued work only; the step path launches ``op(rt, ...)``."""

@@ -15,7 +15,7 @@ from mrv2lab.state.prefix import Prefix
 
 
 @dataclass(slots=True)
-class _Slot:
+class OutputSlot:
     """Device and pinned buffers of one step in flight."""
 
     # [R, K + 1] int64 and [R] int32, device
@@ -29,10 +29,15 @@ class _Slot:
     ready: Event
     copied: Event
     owner: AsyncOutput | None = None
+    num_ones: int = 0
+    """First rows of ``num_sampled``, on the device and in its copy, that are known to hold 1."""
     first: tuple[Prefix, Prefix, Prefix, Prefix] = field(init=False)
     """The first rows of the four."""
+    flat: Prefix = field(init=False)
+    """The first elements of ``sampled``, as a vector."""
 
     def __post_init__(self) -> None:
+        self.flat = Prefix(self.sampled.view(-1))
         self.first = (
             Prefix(self.sampled),
             Prefix(self.num_sampled),
@@ -44,10 +49,10 @@ class _Slot:
 class AsyncOutput:
     """Tokens of one step; ``get_output`` waits for their copy. Nothing is read on the host before its event."""
 
-    def __init__(self, rt: Runtime, slot: _Slot, step: int, req_ids: list[str], extras: StepExtras | None) -> None:
+    def __init__(self, rt: Runtime, slot: OutputSlot, step: int, req_ids: list[str], extras: StepExtras | None) -> None:
         self._rt = rt
         self._extras = extras
-        self._slot: _Slot | None = slot
+        self._slot: OutputSlot | None = slot
         self.step = step
         self.req_ids = req_ids
 
@@ -68,7 +73,7 @@ class AsyncOutput:
         assert self._slot is not None
         return self._tokens(self._slot)
 
-    def _tokens(self, slot: _Slot) -> list[list[int]]:
+    def _tokens(self, slot: OutputSlot) -> list[list[int]]:
         count = len(self.req_ids)
         tokens: list[list[int]] = slot.sampled_np[:count].tolist()
         lengths = slot.num_sampled_np[:count]
@@ -86,11 +91,11 @@ class OutputRing:
         self._slots = [self._make(i, max_num_reqs, width) for i in range(depth)]
         self._next = 0
 
-    def _make(self, i: int, rows: int, width: int) -> _Slot:
+    def _make(self, i: int, rows: int, width: int) -> OutputSlot:
         rt = self.rt
         sampled_host = rt.empty((rows, width), torch.int64, name=f"sampled.{i}.host", place="pinned")
         num_host = rt.empty(rows, torch.int32, name=f"num_sampled.{i}.host", place="pinned")
-        return _Slot(
+        return OutputSlot(
             rt.zeros((rows, width), torch.int64, name=f"sampled.{i}"),
             rt.zeros(rows, torch.int32, name=f"num_sampled.{i}"),
             sampled_host,
@@ -106,7 +111,7 @@ class OutputRing:
         slot = self._slots[(self._next - 1) % len(self._slots)]
         return slot.sampled, slot.num_sampled
 
-    def take(self) -> _Slot:
+    def take(self) -> OutputSlot:
         """The next slot. Raises ``RuntimeError`` if its last output was never fetched: too many steps in flight."""
         slot = self._slots[self._next % len(self._slots)]
         if slot.owner is not None:
@@ -116,23 +121,35 @@ class OutputRing:
         self._next += 1
         return slot
 
-    def send(self, slot: _Slot, step: int, req_ids: list[str], extras: StepExtras | None = None) -> AsyncOutput:
-        """Start the copy of the slot's tokens, and of ``extras``, on the copy stream; the main stream goes on."""
+    def send(
+        self, slot: OutputSlot, step: int, req_ids: list[str], extras: StepExtras | None = None, num_ones: int = 0
+    ) -> AsyncOutput:
+        """Start the copy of the slot's tokens, and of ``extras``, on the copy stream; the main stream goes on.
+
+        ``num_ones``: how many rows of ``num_sampled`` the host knows to hold 1. If the slot's copies did so before,
+        they are not made again.
+        """
         rt = self.rt
         count = len(req_ids)
+        known = count <= num_ones <= slot.num_ones
         slot.ready.record(rt.main)
         rt.copy.wait_event(slot.ready)
         with rt.use(rt.copy):
             sampled, num_sampled, sampled_host, num_sampled_host = slot.first
             rt.d2h(sampled_host(count), sampled(count))
-            rt.d2h(num_sampled_host(count), num_sampled(count))
+            if not known:
+                slot.num_ones = 0
+                rt.d2h(num_sampled_host(count), num_sampled(count))
             if extras is not None:
                 extras.copy(rt)
             slot.copied.record(rt.copy)
+        if not known:
+            slot.num_ones = num_ones
         slot.owner = AsyncOutput(rt, slot, step, req_ids, extras)
         return slot.owner
 
     def reset(self) -> None:
-        """Forget the outputs in flight."""
+        """Forget the outputs in flight, and what their dropped copies would have brought."""
         for slot in self._slots:
             slot.owner = None
+            slot.num_ones = 0

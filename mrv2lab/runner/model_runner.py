@@ -20,7 +20,7 @@ from mrv2lab.memory import StagedDiff
 from mrv2lab.ops.num_sampled import num_sampled_and_rejected
 from mrv2lab.ops.post_update import post_update
 from mrv2lab.protocol import ForwardInputs, GrammarOutput, Model, ModelState, MRV2SchedulerOutput
-from mrv2lab.runner.async_output import AsyncOutput, OutputRing
+from mrv2lab.runner.async_output import AsyncOutput, OutputRing, OutputSlot
 from mrv2lab.runner.capture import capture_graphs
 from mrv2lab.runner.dummy import dummy_run
 from mrv2lab.runner.forward import ForwardPass
@@ -97,6 +97,8 @@ class ModelRunner:
         self._fused_prepare = config.runner.fused_prepare
         # [R] int32
         self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
+        self._none_rejected = 0
+        """First rows of it that are known to be 0."""
         rt.register("num_sampled.one", _fill_one)
         self._forwarded: tuple[InputBatch, StepPlan, Decision] | None = None
         """The batch between ``execute_model`` and ``sample_tokens``, what it must bring back, and its graph."""
@@ -136,7 +138,7 @@ class ModelRunner:
                 host, plan = self._gather_batch(output) if fabricated is None else (fabricated, StepPlan(None, None))
                 fused = self._fused_prepare and host.is_plain_decode
                 if fused:
-                    batch = upload_batch(self.buffers, host, output.step, again=False)
+                    batch = upload_batch(self.buffers, host, output.step, fused=True)
                 else:
                     batch = prepare_inputs(self.rt, self.req_states, self.buffers, host, output.step)
                 self.batch = batch
@@ -177,12 +179,13 @@ class ModelRunner:
             self.model_state.add_request(row, request)
 
     def _update_requests(self, output: MRV2SchedulerOutput) -> None:
-        """The diffs of continued requests; Python touches only those that got a block."""
+        """The diffs of continued requests."""
         state, cached = self.req_states, output.cached_reqs
         if cached.req_ids:
             state.num_computed_tokens_np[state.rows(cached.req_ids)] = cached.num_computed_tokens
-            for req_id, block_ids in cached.new_block_ids.items():
-                self.block_tables.append_block_ids(state.req_id_to_index[req_id], block_ids, overwrite=False)
+            if cached.new_block_ids:
+                rows = state.rows_of(cached.new_block_ids)
+                self.block_tables.extend_block_ids(rows, cached.new_block_ids.values())
         np.minimum(state.num_computed_tokens_np, state.prefill_len.np, out=state.num_computed_prefill_tokens)
 
     def _gather_batch(self, output: MRV2SchedulerOutput) -> tuple[HostBatch, StepPlan]:
@@ -190,7 +193,7 @@ class ModelRunner:
         host = gather_host_batch(self.req_states, output)
         plan = self.extras.plan(host, self.req_states)
         # The host's mirror stays an upper bound between steps too, when the device has advanced the exact count.
-        self.req_states.num_computed_tokens_np[host.rows] += host.num_scheduled_tokens
+        self.req_states.num_computed_tokens_np[host.rows] = host.seq_lens_upper_bound
         return host, plan
 
     def forget_forward(self) -> None:
@@ -220,34 +223,27 @@ class ModelRunner:
         n, count = batch.host.num_logits, batch.num_reqs
         slot = self.outputs.take()
         sampled, num_sampled = slot.first[0](count), slot.first[1](count)
+        flat = slot.flat(n)
+        plain = self._fused_prepare and batch.host.is_plain_decode
         with span("logits"):
             extras = self.extras.begin(plan, batch, self.model)
-            self.logits = logits = self.model.compute_logits(batch.logits_indices, n)
+            order = {"in_order": True} if plain else {}  # to be asked of models that can do with less
+            self.logits = logits = self.model.compute_logits(batch.logits_indices, n, **order)
         with span("sample"):
             if grammar is not None:
                 self.grammar_mask.apply(logits, grammar, batch.host)
             self.extras.count(extras, logits, batch)
             context = SampleContext(batch, self.req_states, self.buffers.local_pos(batch.host))
-            processed = self.sampler.sample(sampled.view(-1), logits, context)
-            self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
-            num_sampled_and_rejected(
-                self.rt,
-                batch.idx_mapping,
-                batch.seq_lens,
-                batch.cu_num_logits,
-                self.req_states.prefill_len.gpu,
-                num_sampled,
-                self.num_rejected,
-                count,
-            )
+            processed = self.sampler.sample(flat, logits, context)
+            num_ones = self._count_sampled(batch, slot, plain)
             if self.force is not None:
                 self.force(batch.host.req_ids, sampled)
-            self.extras.finish(extras, plan, logits, processed, sampled.view(-1))
+            self.extras.finish(extras, plan, logits, processed, flat)
             # In front of the output, which somebody waits for: it reads UVA slots, and what nobody waits for may run
             # when the host has given them other contents.
             self.sampler.penalties.count_sampled(batch, sampled, num_sampled)
         with span("copy_output"):
-            output = self.outputs.send(slot, batch.step, batch.host.req_ids, extras)
+            output = self.outputs.send(slot, batch.step, batch.host.req_ids, extras, num_ones)
         with span("postprocess"):
             post_update(
                 self.rt,
@@ -266,6 +262,32 @@ class ModelRunner:
         self.rt.gauge_copies()
         self.rt.end_step()
         return output
+
+    def _count_sampled(self, batch: InputBatch, slot: OutputSlot, plain: bool) -> int:
+        """Queue num_sampled [r] and num_rejected [r], unless they hold what they will; returns how many of num_sampled
+        the host knows to be 1 behind it.
+
+        A ``plain`` decode has its prefill behind it and no drafts: it samples one token and rejects none.
+        """
+        count = batch.num_reqs
+        known = count if plain else 0
+        if known and known <= min(slot.num_ones, self._none_rejected):
+            return known
+        slot.num_ones = self._none_rejected = 0
+        num_sampled = slot.first[1](count)
+        self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
+        num_sampled_and_rejected(
+            self.rt,
+            batch.idx_mapping,
+            batch.seq_lens,
+            batch.cu_num_logits,
+            self.req_states.prefill_len.gpu,
+            num_sampled,
+            self.num_rejected,
+            count,
+        )
+        self._none_rejected = known
+        return known
 
     # -- for observers -------------------------------------------------------------------------------------------------
 
@@ -294,6 +316,7 @@ class ModelRunner:
         self.extras.reset()
         self.block_tables.reset()
         self.outputs.reset()
+        self._none_rejected = 0
         self._forwarded = self.batch = self.forward_inputs = self.logits = None
 
 

@@ -16,11 +16,11 @@ from mrv2lab.state.input_batch import HostBatch, InputBatch, InputBuffers
 from mrv2lab.state.request_state import RequestState
 
 
-def upload_batch(buffers: InputBuffers, host: HostBatch, step: int, *, again: bool = True) -> InputBatch:
+def upload_batch(buffers: InputBuffers, host: HostBatch, step: int, *, fused: bool = False) -> InputBatch:
     """Send who is in the step's batch and where their tokens begin; the views of ``buffers`` that the step reads have
-    yet to be filled. ``again`` False: not what the device has from the last batch (see :meth:`InputBuffers.send`)."""
+    yet to be filled. ``fused``: :func:`prepare_decodes` follows (see :meth:`InputBuffers.send`)."""
     count, num_tokens, num_logits = len(host.req_ids), host.num_tokens, host.num_logits
-    idx_mapping, query_start_loc = buffers.send(host, again=again)
+    idx_mapping, query_start_loc = buffers.send(host, fused=fused)
     if num_logits == count:
         cu_num_logits, expanded = buffers.first_arange(count + 1), idx_mapping
     else:
@@ -110,11 +110,10 @@ def prepare_decodes(
         rt,
         batch.idx_mapping,
         state.num_computed_tokens.gpu,
-        state.prefill_len.gpu,
         state.last_sampled_tokens,
-        block_tables.num_blocks.gpu,
         *block_tables.pointed_tables,
         block_tables.block_sizes_gpu,
+        buffers.query_start_loc.device,
         buffers.input_ids,
         buffers.positions,
         buffers.seq_lens,

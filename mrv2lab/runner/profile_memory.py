@@ -1,8 +1,8 @@
 """What a step needs of the device's memory besides the KV cache, measured. Counterpart in vLLM: ``Worker.
 determine_available_memory`` and ``profile_run``.
 
-Measured after a warm-up, which has allocated whatever a mixed workload allocates on first use and loaded its kernels,
-over a dummy step of ``max_num_batched_tokens`` tokens.
+Measured over a dummy step of ``max_num_batched_tokens`` tokens, after requests that have allocated whatever a mixed
+workload allocates on first use: a whole warm-up, which has loaded all kernels too, or its ``first_use``.
 """
 
 from __future__ import annotations
@@ -45,20 +45,27 @@ class MemoryProfile:
         """What is left for the KV cache; negative where nothing is."""
         return self.budget - self.needed
 
+    @property
+    def missing(self) -> int:
+        """What is needed above the budget; 0 where it suffices."""
+        return max(0, -self.available)
+
     def parts(self) -> dict[str, int]:
-        """Bytes by name, in the order of a bar: for tables and pictures."""
+        """Bytes by name, in the order of a bar: for tables and pictures. They add up to ``total``, or to ``needed``
+        where that is more."""
         return {
             "weights, tables, buffers": self.tensors,
             "context, kernels, others": self.other,
             "largest step": self.step_peak,
             "graphs (estimate)": self.graphs,
             "KV cache": max(0, self.available),
-            "left alone": self.total - self.budget,
+            "left alone": max(0, self.total - max(self.budget, self.needed)),
         }
 
     def __str__(self) -> str:
         words = (f"{name} {size_words(nbytes)}" for name, nbytes in self.parts().items() if nbytes)
-        return f"{size_words(self.total)}: {', '.join(words)}"
+        over = f"; {size_words(self.missing)} over the budget of {size_words(self.budget)}" if self.missing else ""
+        return f"{size_words(self.total)}: {', '.join(words)}{over}"
 
 
 def profile_memory(

@@ -6,9 +6,9 @@ Counterpart in vLLM: ``GPUModelRunner.capture_model`` in ``v1/worker/gpu_model_r
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,9 +17,11 @@ from tqdm.auto import tqdm
 
 from mrv2lab.attention import AttentionBackend
 from mrv2lab.config import EngineConfig
+from mrv2lab.graphs.descriptor import count
+from mrv2lab.graphs.out_of_memory import FEWER, warn_dropped
 from mrv2lab.protocol import Model
 from mrv2lab.runner_v1.graph_dispatcher import Decision, GraphDispatcher, GraphKey, Mode
-from mrv2lab.runner_v1.graph_stats import Cost, GraphStats, V1GraphReport
+from mrv2lab.runner_v1.graph_stats import Cost, GraphStats, V1GraphReport, dropped_lines
 from mrv2lab.runner_v1.graph_wrapper import ForwardContext, GraphWrapper
 from mrv2lab.runner_v1.prepare import HostBatch
 from mrv2lab.runtime.base import Runtime
@@ -43,6 +45,8 @@ class V1Graphs:
         """What the runner takes for its model."""
         self.stats = GraphStats()
         self.costs: dict[tuple[Mode, GraphKey], Cost] = {}
+        self.remedy = FEWER
+        """What a warning about graphs without memory advises."""
 
     def dispatch(self, host: HostBatch) -> Decision:
         """The step's graph, or none, and why. A phase of its own only where there are graphs."""
@@ -74,12 +78,8 @@ class V1Graphs:
         self.stats.reset()
         dropped = self.dispatcher.dropped
         if dropped:
-            named = "; ".join(f"{mode} {key}: {why}" for (mode, key), why in dropped.items())
-            warnings.warn(
-                f"{len(dropped)} keys have no graph, so their steps look for the next one or run eagerly: {named}. "
-                "Lower cudagraph_capture_sizes or gpu_memory_utilization to leave graphs more memory",
-                stacklevel=2,
-            )
+            lost = f"{len(dropped):,} of {count(len(todo), 'key')}"
+            warn_dropped(lost, "look for the next one or run eagerly", dropped_lines(dropped), self.remedy)
         return self.report()
 
     def _capture_one(self, mode: Mode, key: GraphKey, dummy_run: DummyRun) -> None:
@@ -118,9 +118,9 @@ class V1Graphs:
 
     def report(self) -> V1GraphReport:
         """What the graphs cost, and what the steps so far did with them."""
-        stats = self.stats
+        tallies = tuple(dataclasses.replace(tally) for tally in self.stats.tallies())  # steps to come count in others
         return V1GraphReport(
-            tuple(self.costs.values()), dict(self.dispatcher.dropped), tuple(stats.tallies()), tuple(stats.recent)
+            tuple(self.costs.values()), dict(self.dispatcher.dropped), tallies, tuple(self.stats.recent)
         )
 
     def reset(self) -> None:

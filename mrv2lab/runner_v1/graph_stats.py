@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from mrv2lab.graphs.descriptor import count
+from mrv2lab.graphs.report import token_counts
+from mrv2lab.graphs.stats import find_step
 from mrv2lab.runner_v1.graph_dispatcher import Decision, GraphKey, Mode
 
 
@@ -25,6 +28,11 @@ class StepGraph(NamedTuple):
     def padding(self) -> int:
         """Tokens that were computed for nothing."""
         return (self.decision.padded_tokens or self.num_tokens) - self.num_tokens
+
+    @property
+    def why(self) -> str:
+        """What it did, and why."""
+        return f"{self.decision.mode}: {self.decision.reason}"
 
 
 @dataclass(slots=True)
@@ -62,11 +70,8 @@ class GraphStats:
         return sorted(self._tallies.values(), key=lambda tally: -tally.steps)
 
     def why(self, step: int) -> str:
-        """What step number ``step`` did and why. Raises ``KeyError`` if it is not among the last ones kept."""
-        for one in reversed(self.recent):
-            if one.step == step:
-                return f"{one.decision.mode}: {one.decision.reason}"
-        raise KeyError(f"step {step} is not among the last {len(self.recent)} steps kept")
+        """What step number ``step`` did and why. Raises as :func:`find_step` does."""
+        return find_step(self.recent, sum(tally.steps for tally in self._tallies.values()), step).why
 
     def reset(self) -> None:
         """Forget every step."""
@@ -90,7 +95,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class V1GraphReport:
-    """The graphs there are, and what the steps since the engine was made did with them."""
+    """The graphs there are, and what the steps with a forward since the engine was made or reset did with them."""
 
     captured: tuple[Cost, ...] = ()
     dropped: dict[tuple[Mode, GraphKey], str] = field(default_factory=dict)
@@ -125,11 +130,11 @@ class V1GraphReport:
         return sum(tally.padding for tally in self.tallies)
 
     def why(self, step: int) -> str:
-        """What step number ``step`` did, and why. Raises ``KeyError`` if it is not among the recent ones."""
-        for one in reversed(self.recent):
-            if one.step == step:
-                return f"{one.decision.mode}: {one.decision.reason}"
-        raise KeyError(f"step {step} is not among the last {len(self.recent)} steps")
+        """What step number ``step``, as a recording numbers them, did, and why.
+
+        Raises ``KeyError`` if it ran no forward or is no longer among ``recent``, and ``TypeError`` for no integer.
+        """
+        return find_step(self.recent, self.steps, step).why
 
     def rows(self) -> list[dict[str, Any]]:
         """A record a reason, the most frequent first: mode, reason, steps, tokens, padding."""
@@ -148,13 +153,14 @@ class V1GraphReport:
         lines = ["no graphs"]
         if self.captured or self.dropped:
             kib = f"{self.nbytes / 2**10:,.1f} KiB"
-            lines = [f"V1: {len(self.captured)} keys in {self.seconds:.2f} s, {kib} of graph memory"]
+            lines = [f"V1: {count(len(self.captured), 'key')} in {self.seconds:.2f} s, {kib} of graph memory"]
             lines += _by_mode(self.captured)
-            lines += [f"  not captured: {mode} {key}: {why}" for (mode, key), why in self.dropped.items()]
+            lines += [f"  not captured: {line}" for line in dropped_lines(self.dropped)]
         if self.steps:
             share = self.padding / (self.tokens + self.padding)
             lines.append(
-                f"{self.steps:,} steps, {self.tokens:,} tokens, {self.padding:,} more of padding ({share:.1%})"
+                f"{count(self.steps, 'step')} with a forward, {count(self.tokens, 'token')}, "
+                f"{self.padding:,} more of padding ({share:.1%})"
             )
         lines += [f"  {tally.steps:,} {tally.decision.mode}: {tally.decision.reason}" for tally in self.tallies[:12]]
         if len(self.tallies) > 12:
@@ -166,10 +172,30 @@ class V1GraphReport:
 
 def _by_mode(captured: Iterable[Cost]) -> list[str]:
     lines = []
-    for mode in ("PIECEWISE", "FULL"):
-        some = [cost for cost in captured if cost.mode == mode]
-        if some:
-            sizes = ", ".join(str(size) for size in sorted({cost.key.num_tokens for cost in some}))
-            graphs, launches = sum(cost.graphs for cost in some), sum(cost.launches for cost in some)
-            lines.append(f"  {mode}: {sizes} tokens; {graphs:,} graphs, {launches:,} launches")
+    for kind, keys in _kinds((cost.mode, cost.key) for cost in captured).items():
+        some = [cost for cost in captured if (cost.mode, cost.key) in keys]
+        graphs, launches = sum(cost.graphs for cost in some), sum(cost.launches for cost in some)
+        lines.append(f"  {kind}: {_sizes(keys)}; {count(graphs, 'graph')}, {launches:,} launches")
     return lines
+
+
+def dropped_lines(dropped: dict[tuple[Mode, GraphKey], str]) -> list[str]:
+    """A line a kind of what has no graph: its sizes, and the reason of the smallest."""
+    return [f"{kind}: {_sizes(keys)} ({dropped[min(keys, key=_size)]})" for kind, keys in _kinds(dropped).items()]
+
+
+def _kinds(keys: Iterable[tuple[Mode, GraphKey]]) -> dict[str, list[tuple[Mode, GraphKey]]]:
+    """``FULL, uniform`` -> its keys."""
+    found: dict[str, list[tuple[Mode, GraphKey]]] = {}
+    for mode, key in keys:
+        kind = mode if mode == "PIECEWISE" else f"{mode}, {'uniform' if key.uniform else 'any lengths'}"
+        found.setdefault(kind, []).append((mode, key))
+    return found
+
+
+def _sizes(keys: Iterable[tuple[Mode, GraphKey]]) -> str:
+    return token_counts(sorted(map(_size, keys)))
+
+
+def _size(key: tuple[Mode, GraphKey]) -> int:
+    return key[1].num_tokens

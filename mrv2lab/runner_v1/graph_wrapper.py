@@ -73,9 +73,9 @@ class GraphWrapper:
             return self.model.forward(inputs)
         return self._run_whole(key, inputs) if mode == "FULL" else self._run_pieces(key, inputs)
 
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
+    def compute_logits(self, logits_indices: torch.Tensor, n: int, *, in_order: bool = False) -> torch.Tensor:
         """As the model's; never in a graph."""
-        return self.model.compute_logits(logits_indices, n)
+        return self.model.compute_logits(logits_indices, n, in_order=in_order)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from mrv2lab.runtime.tape import Tape
 _POISON_FLOAT = float("nan")
 _POISON_INT = -0x5EED
 """What untouched device storage holds."""
+
+LAZY_BYTES = 1 << 20
+ALIGNMENT = 64
+"""Of tensors that torch allocates, in bytes."""
 
 STREAMS: dict[str, type[DeferredStream] | type[ThreadedStream]] = {
     "deferred": DeferredStream,
@@ -80,6 +85,20 @@ class CpuRuntime(Runtime):
         tensor = torch.empty(shape, dtype=dtype)
         if place == "device":
             tensor.fill_(_POISON_FLOAT if dtype.is_floating_point else _POISON_INT if dtype.itemsize > 1 else 1)
+        self.registry.add(tensor, name, Place(place))
+        return own(tensor, self._owner) if place == "device" else tensor
+
+    def zeros(self, shape: Shape, dtype: torch.dtype, *, name: str, place: str = "device") -> torch.Tensor:
+        """See :meth:`Runtime.zeros`. A large one takes memory only where it is written: a KV cache of gigabytes costs
+        what its used blocks hold."""
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = math.prod(size) * dtype.itemsize
+        if nbytes < LAZY_BYTES:
+            return super().zeros(shape, dtype, name=name, place=place)
+        # From NumPy, which asks the operating system for zeroed pages; torch.zeros writes them.
+        room = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        tensor = torch.from_numpy(room[start : start + nbytes]).view(dtype).view(size)
         self.registry.add(tensor, name, Place(place))
         return own(tensor, self._owner) if place == "device" else tensor
 

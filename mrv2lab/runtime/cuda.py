@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -78,6 +78,25 @@ class CudaEvent(Event):
         if self._stream is not None:
             with self.rt.waiting(self.name, self._stream):
                 self.cuda.synchronize()
+
+
+class _Using:
+    """A context of one stream: every step enters one, and a generator's costs three times as much."""
+
+    __slots__ = ("before", "rt", "stream")
+
+    def __init__(self, rt: CudaRuntime, stream: CudaStream) -> None:
+        self.rt = rt
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self.before = self.rt.current
+        self.rt.current = self.stream
+        torch.cuda.set_stream(self.stream.cuda)
+
+    def __exit__(self, *error: object) -> None:
+        self.rt.current = self.before
+        torch.cuda.set_stream(self.before.cuda)
 
 
 CAPTURE = "capture of graph "
@@ -217,20 +236,16 @@ class CudaRuntime(Runtime):
         return CudaStamps(self)
 
     def active(self) -> AbstractContextManager[Any]:
-        """See :meth:`Runtime.active`."""
+        """See :meth:`Runtime.active`. Entering a stream that is the thread's already would cost each step 40 us."""
+        here = torch.cuda.current_device() == self.device.index
+        if here and torch.cuda.current_stream(self.device) == self.main.cuda:
+            return nullcontext()
         return torch.cuda.stream(self.main.cuda)
 
-    @contextmanager
-    def use(self, stream: Stream) -> Iterator[None]:
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
         """See :meth:`Runtime.use`."""
         assert isinstance(stream, CudaStream)
-        before, self.current = self.current, stream
-        torch.cuda.set_stream(stream.cuda)
-        try:
-            yield
-        finally:
-            self.current = before
-            torch.cuda.set_stream(before.cuda)
+        return _Using(self, stream)
 
     def graph(self, name: str) -> CudaGraph:
         """See :meth:`Runtime.graph`."""
@@ -250,7 +265,7 @@ class CudaRuntime(Runtime):
 
     def kernel(self, op: Launchable, *args: Any) -> None:
         """See :meth:`Runtime.kernel`."""
-        op.launch(op.kernel.launcher(), *args)
+        op.start(args)
         if self.capturing is not None:
             self._note_captured(args, op)
         if self.observer.enabled:
@@ -270,8 +285,10 @@ class CudaRuntime(Runtime):
         if not device.is_cuda or host.is_cuda:
             raise PlaceError(f"{kind} needs one device and one host tensor, at {call_site()}")
         check_copy(kind, dst, src)
-        to, source = (dst, src) if dst.shape == src.shape else (dst.view(-1), src.view(-1))
-        to.copy_(source, non_blocking=True)
+        if dst.shape == src.shape:
+            dst.copy_(src, non_blocking=True)
+        else:
+            dst.view(-1).copy_(src.view(-1), non_blocking=True)
         if self.capturing is not None:
             self._note_captured((dst, src), ((src,), (dst,)))
         if self.observer.enabled:

@@ -37,12 +37,12 @@ class MemoryReading:
 
 
 def read_memory(rt: Runtime, total: int | None = None) -> MemoryReading:
-    """The reading now. ``total`` replaces the size of a CPU's modelled device memory.
+    """The reading now. ``total`` replaces the size of a CPU's modelled device memory (None = :func:`default_memory`).
 
     Gives cached, unused pages back to the driver first, so that nothing is counted that a tensor could have.
     """
     if rt.device.type != "cuda":
-        return MemoryReading(physical_memory() if total is None else total, rt.registry.nbytes(Place.DEVICE), 0)
+        return MemoryReading(default_memory() if total is None else total, rt.registry.nbytes(Place.DEVICE), 0)
     torch.cuda.empty_cache()
     free, size = torch.cuda.mem_get_info(rt.device)
     allocated = torch.cuda.memory_allocated(rt.device)
@@ -54,10 +54,10 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def default_memory(rt: Runtime) -> int | None:
-    """What a KV cache that takes whatever is left takes it from, if nobody says: on a CPU a quarter of the machine's
-    memory, since the host's programs live there too; None = the device's own."""
-    return None if rt.device.type == "cuda" else physical_memory() // 4
+def default_memory() -> int:
+    """What a CPU's modelled device has if nobody says: half of the machine's memory, since the host's programs and what
+    the model leaves out (temporaries, pinned buffers) live there too."""
+    return physical_memory() // 2
 
 
 @dataclass(slots=True)

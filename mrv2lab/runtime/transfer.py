@@ -94,6 +94,8 @@ class DeviceUpload(Upload):
         self.rt = rt
         self.name = name
         self.dtype = dtype
+        self.longest = 0
+        """Elements of the array that it has grown for last; 0: it never had to."""
         self._grow(max(size, 1))
 
     def _grow(self, size: int) -> None:
@@ -115,12 +117,18 @@ class DeviceUpload(Upload):
         """See :meth:`Upload.send`."""
         n = len(values)
         if n > self.size:
+            self.longest = n
             self._grow(next_power_of_2(n))
         source = self.pinned(n)
         self.rt.publish(source, values)
         target = self.first(n)
         self.rt.h2d(target, source if len(source) == n else source[:n])
         return target
+
+    def send_whole(self, values: Array) -> torch.Tensor:
+        """See :meth:`Upload.send_whole`: all of the device buffer."""
+        self.send(values)
+        return self.device
 
     def send_first(self, n: int) -> torch.Tensor:
         """Send the first ``n`` elements of ``np``; returns a tensor of that length. ``n`` is at most ``size``."""

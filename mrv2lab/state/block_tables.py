@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.memory.diffs import StagedDiff
+from mrv2lab.memory.diffs import Int32, StagedDiff
 from mrv2lab.memory.staged_write import FusedStagedWriter, StagedWriteTensor
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.ops.gather_block_tables import gather_block_tables
@@ -52,7 +54,8 @@ class BlockTables:
         )
         # [G, T] int64: where each token's KV goes, -1 = nowhere
         self.slot_mappings = rt.zeros((len(block_sizes), max_num_batched_tokens), torch.int64, name="slot_mappings")
-        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.row_tables, max_num_reqs)
+        diffs = len(block_sizes) * max_num_reqs  # one a row and group in a step
+        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.row_tables, diffs)
         self._input_pointers = rt.adopt(
             torch.tensor([table.data_ptr() for table in self.input_tables], dtype=torch.uint64), "input_table.pointers"
         )
@@ -80,10 +83,7 @@ class BlockTables:
         starts = [0] * len(block_ids) if overwrite else counts[:, row].tolist()
         for g, (table, start, ids) in enumerate(zip(self.row_tables, starts, block_ids, strict=True)):
             if start + len(ids) > table.row_len:
-                raise RuntimeError(
-                    f"row {row} would hold {start + len(ids)} blocks in group {g}, "
-                    f"but max_model_len allows {table.row_len}"
-                )
+                raise self._overfull(row, start + len(ids), g)
         for g, ids in enumerate(block_ids):
             table = self.row_tables[g]
             if overwrite:
@@ -92,6 +92,36 @@ class BlockTables:
                 table.stage_write(row, starts[g], ids)
             counts[g, row] = starts[g] + len(ids)
         self._changed = True
+
+    def extend_block_ids(self, rows: Int32, block_ids: Collection[BlockIds]) -> None:
+        """Stage new blocks of ``rows`` int32[c], each behind those it has. Raises as :meth:`append_block_ids`.
+
+        A decode step gives some of its requests a block each: one call for all of them, not one a request.
+        """
+        by_group = list(zip(*block_ids, strict=True))  # G x c lists
+        if len(by_group) != len(self.row_tables):
+            raise ValueError(f"{len(by_group)} lists of blocks for {len(self.row_tables)} KV-cache groups")
+        staged = []
+        for g, (table, lists) in enumerate(zip(self.row_tables, by_group, strict=True)):
+            ids, counts = list(chain.from_iterable(lists)), self.num_blocks.np[g]
+            # Mostly one block each, which spares the lengths.
+            one_each = len(ids) == len(lists) and all(lists)
+            lengths = None if one_each else np.fromiter(map(len, lists), np.int32, len(lists))
+            starts = counts[rows]
+            ends = starts + (1 if lengths is None else lengths)
+            if ends.max() > table.row_len:
+                i = int(ends.argmax())
+                raise self._overfull(int(rows[i]), int(ends[i]), g)
+            staged.append((table.staged, counts, starts, ends, lengths, ids))
+        for diffs, counts, starts, ends, lengths, ids in staged:
+            diffs.extend(rows, starts, lengths, ids)
+            counts[rows] = ends
+        self._changed = True
+
+    def _overfull(self, row: int, count: int, g: int) -> RuntimeError:
+        return RuntimeError(
+            f"row {row} would hold {count} blocks in group {g}, but max_model_len allows {self.row_tables[g].row_len}"
+        )
 
     def apply_staged_writes(self) -> None:
         """Flush the staged blocks of every group in one launch; nothing if no table changed."""

@@ -64,22 +64,24 @@ class InputBuffers:
         self.first_arange = Prefix(self.arange)
         self._first_pos = Prefix(self.first_pos)
 
-        self._sent: tuple[Int32, Int32] | None = None
+        self._sent: Int32 | None = None
+        """The rows that the device has, if nobody can have written them since."""
 
-    def send(self, host: HostBatch, *, again: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    def send(self, host: HostBatch, *, fused: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Send ``rows`` and ``query_start_loc`` of ``host``; idx_mapping [r] and query_start_loc [R + 1] on the device.
 
-        ``again`` False: not if they are the very arrays that were sent last, which nobody can have written since. The
-        rows of steps in a row are one array while nobody leaves (``RequestState.rows``).
+        ``fused``: for ``prepare_decode``, which makes query_start_loc; rows are not sent if they are the very array
+        that was sent last. The rows of steps in a row are one array while nobody leaves (``RequestState.rows``).
         """
         rows, starts = host.rows, host.query_start_loc
-        if not again and self._sent is not None and self._sent[0] is rows and self._sent[1] is starts:
-            return self.idx_mapping.first(len(rows)), self.query_start_loc.first(len(starts))
-        self._sent = None
-        sent = self.idx_mapping.send(rows), self.query_start_loc.send(starts)
-        if not rows.flags.writeable and not starts.flags.writeable:
-            self._sent = rows, starts
-        return sent
+        if fused and rows is self._sent:
+            idx_mapping = self.idx_mapping.first(len(rows))
+        else:
+            self._sent = None
+            idx_mapping = self.idx_mapping.send(rows)
+            if not rows.flags.writeable:
+                self._sent = rows
+        return idx_mapping, self.query_start_loc.first(len(starts)) if fused else self.query_start_loc.send(starts)
 
     def local_pos(self, host: HostBatch) -> torch.Tensor:
         """[n] int32: which of its request's logits rows each one is (0, then one for each draft)."""
@@ -170,6 +172,7 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
     ):
         # A token each: the order is the scheduler's.
         tokens, drafts, query_start_loc = _one_token_each(count, state.max_num_reqs)
+        num_tokens = num_logits = count
     else:
         tokens = np.fromiter(scheduled.values(), np.int32, count)
         drafts = _draft_counts(ids, output.scheduled_draft_tokens)
@@ -181,7 +184,7 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
         query_start_loc[0] = 0
         np.cumsum(tokens, out=query_start_loc[1 : count + 1])
         query_start_loc[count + 1 :] = query_start_loc[count]
-    num_tokens = int(query_start_loc[count])
+        num_tokens, num_logits = int(query_start_loc[count]), count + int(drafts.sum())
     return HostBatch(
         req_ids=ids,
         rows=rows,
@@ -190,8 +193,8 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
         query_start_loc=query_start_loc,
         seq_lens_upper_bound=state.num_computed_tokens_np[rows] + tokens,
         num_tokens=num_tokens,
-        num_logits=count + int(drafts.sum()),
-        has_prefill=bool((state.num_computed_prefill_tokens[rows] < state.prefill_len.np[rows]).any()),
+        num_logits=num_logits,
+        has_prefill=state.any_prefilling(rows),
     )
 
 

@@ -14,7 +14,7 @@ from mrv2lab.runner_v1.buffers import BUFFERS
 
 UNSAFE: list[tuple[TransferName, int]] = [("unsafe", 2), ("uva_pool", 1)]
 SAFE: list[tuple[TransferName, int]] = [("barrier", 2), ("pinned_copy", 2), ("uva_pool", 2)]
-STAGED = {f"{table}.{part}" for table in ("all_token_ids", "block_tables") for part in ("rows", "contents")}
+STAGED = {f"{table}.diffs" for table in ("all_token_ids", "block_tables")}
 
 
 def check_wrong(report: RaceReport, policy: str) -> None:

@@ -100,8 +100,8 @@ class _Model:
         hidden: torch.Tensor = self.inner.forward(inputs)
         return hidden
 
-    def compute_logits(self, logits_indices: torch.Tensor, n: int) -> torch.Tensor:
-        logits: torch.Tensor = self.inner.compute_logits(logits_indices, n)
+    def compute_logits(self, logits_indices: torch.Tensor, n: int, **order: bool) -> torch.Tensor:
+        logits: torch.Tensor = self.inner.compute_logits(logits_indices, n, **order)
         if logits_indices is not self.runner.batch.logits_indices:
             return logits
         # A replayed graph calls no forward; its runner says what the graph reads.

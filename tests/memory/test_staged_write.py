@@ -246,6 +246,26 @@ def test_a_fused_writer_takes_int32_matrices_and_refuses_overlaps(rt: Runtime) -
         writer.apply_write()
 
 
+@pytest.mark.parametrize("policy", SAFE)
+def test_many_writes_at_once(rt: Runtime, policy: str) -> None:
+    state = make(rt, (4, 6), policy=policy)
+    rows, starts, lengths = (np.array(part, np.int32) for part in ([2, 0, 3], [1, 4, 0], [2, 0, 6]))
+    state.stage_writes(rows, starts, lengths, [5, 6, 1, 2, 3, 4, 5, 6])
+    state.apply_write()
+    assert rt.read(state.gpu).tolist() == [[0] * 6, [0] * 6, [0, 5, 6, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("bad", [([4], [0], [1]), ([-1], [0], [1]), ([0], [5], [2]), ([0], [-1], [1])], ids=str)
+def test_of_many_writes_one_that_lies_outside_stages_nothing(rt: Runtime, bad: Any) -> None:
+    state = make(rt, (4, 6))
+    rows, starts, lengths = (np.array([first, *part], np.int32) for first, part in zip((1, 0, 1), bad, strict=True))
+    with pytest.raises(IndexError, match=f"row {bad[0][0]}, columns {bad[1][0]}.."):
+        state.stage_writes(rows, starts, lengths, [1] * int(lengths.sum()))
+    with pytest.raises(ValueError, match="3 values for 1 cells"):
+        state.stage_writes(rows[:1], starts[:1], lengths[:1], [1, 2, 3])
+    assert state.pending == []
+
+
 # -- mutants -----------------------------------------------------------------------------------------------------------
 
 
@@ -266,8 +286,8 @@ def test_mutant_diffs_that_are_packed_in_another_order(cpu: CpuRuntime, monkeypa
     send = PackedDiffs.send
 
     def swapped(self: PackedDiffs, lists: Any) -> Any:
-        groups, rows, starts, *rest = send(self, lists)
-        return (groups, starts, rows, *rest)
+        (groups, rows, starts, *rest), longest = send(self, lists)
+        return (groups, starts, rows, *rest), longest
 
     monkeypatch.setattr(PackedDiffs, "send", swapped)
     with pytest.raises((AssertionError, IndexError)):

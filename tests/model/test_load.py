@@ -149,7 +149,10 @@ def test_pickles_are_refused_unopened(name, tmp_path):
         (lambda f: (f / "config.json").unlink(), ("config.json is missing",)),
         (lambda f: (f / "config.json").write_text("{"), ("config.json cannot be read as JSON",)),
         (lambda f: (f / "config.json").write_text("[]"), ("JSON list",)),
-        (lambda f: (f / "model.safetensors").unlink(), ("no model.safetensors",)),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            ("no model.safetensors", "seeded random weights", "Engine(config_from_folder(Path("),
+        ),
         (lambda f: (f / "model.safetensors").write_bytes(b"\x09" * 40), ("no readable safetensors",)),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-100]),

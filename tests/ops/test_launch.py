@@ -218,6 +218,40 @@ def test_what_is_unknown_goes_through_triton(launcher_class: Any, args: Any, opt
     assert kinds(log) == ["plain"] * 3
 
 
+class Launcher36(CudaLauncher):
+    """As Triton 3.6 makes them, with a C function behind."""
+
+    launch: Any = print
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid, launch_pdl = False, True
+
+
+class Launcher39(Launcher36):
+    gsan_enabled = False
+    arg_annotations, kernel_signature = "annotations", b"signature"
+
+    def __call__(
+        self, gridX: int, gridY: int, gridZ: int, stream: int, function: Any, kernel_metadata: Any,
+        launch_metadata: Any, launch_enter_hook: Any, launch_exit_hook: Any, *args: Any,
+    ) -> None: ...  # fmt: skip
+
+
+def test_the_function_behind_a_launcher_is_called_where_nothing_is_to_be_allocated() -> None:
+    kernel, hooks = SimpleNamespace(function="f", packed_metadata="m"), ("m", None, None, None)
+    run: Any = Launcher36([], 0)
+    assert _launch._call(run, kernel) == (print, ("f", False, True, None, None, *hooks), False)
+    run.global_scratch_size = 8
+    assert _launch._call(run, kernel) == (run, ("f", *hooks), False)
+    run = Launcher36([], 0)
+    run.launch = lambda *args: None  # wrapped, for tensor descriptors
+    assert _launch._call(run, kernel) == (run, ("f", *hooks), False)
+    run = Launcher39([], 0)
+    behind = (False, True, *hooks, None, None, "annotations", b"signature")
+    assert _launch._call(run, kernel) == (print, ("f", *behind), True)
+    run.gsan_enabled = True
+    assert _launch._call(run, kernel) == (run, ("f", *hooks), False)
+
+
 MUTANTS: list[tuple[str, str, str]] = [
     ("address & 15 == 0)", "True)", "alignment"),
     ("1 if arg == 1 else ", "", "one"),

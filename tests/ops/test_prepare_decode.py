@@ -18,13 +18,13 @@ from mrv2lab.ops.slot_mapping import slot_mapping
 from tests.ops.backends import BACKENDS, CPU_BACKENDS, Apply, caught, compile_for_gpu, expect, implementation, mutant
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-OUTPUTS = ("input_tables", "input_ids", "positions", "seq_lens", "logits_indices", "slot_mappings")
+OUTPUTS = ("input_tables", "query_start_loc", "input_ids", "positions", "seq_lens", "logits_indices", "slot_mappings")
 
 
 def arguments(
     num_reqs: int, rows: int, block_sizes: tuple[int, ...], tokens: int, padded: int, seed: int, holes: bool
 ) -> dict[str, Any]:
-    """Decodes anywhere in their lives on scattered rows; one has prefill left and (``holes``) one is nobody's."""
+    """Decodes anywhere in their lives on scattered rows; (``holes``) one is nobody's."""
     rng = np.random.default_rng(seed)
 
     def ints(shape: Any, low: int, high: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -33,24 +33,20 @@ def arguments(
     longest = 60
     done = ints(rows, 1, longest)
     widths = [-(-longest // size) + 1 for size in block_sizes]
-    counts = torch.stack([done // size + 1 for size in block_sizes]).to(torch.int32)
     idx_mapping = torch.from_numpy(rng.permutation(rows)[:num_reqs]).to(torch.int32)
-    prefill = done - ints(rows, 0, 3)
-    prefill[idx_mapping[0]] = done[idx_mapping[0]] + 1
     if holes:
         idx_mapping[num_reqs // 2] = -1
     return {
         "idx_mapping": idx_mapping,
         "num_computed_tokens": done,
-        "prefill_len": prefill,
         "last_sampled_tokens": ints(rows, 0, 1000, torch.int64),
-        "num_blocks": counts,
         "tables": tuple(ints((rows, width), 1, 2**28) for width in widths),
         "table_ptrs": "tables",
         "input_tables": tuple(ints((rows, width), 1, 99) for width in widths),
         "input_ptrs": "input_tables",
         "table_strides": torch.tensor(widths),
         "block_sizes": torch.tensor(block_sizes, dtype=torch.int32),
+        "query_start_loc": ints(rows + 1, -99, -1),
         "input_ids": ints(tokens, -99, -1),
         "positions": ints(tokens, -99, -1, torch.int64),
         "seq_lens": ints(rows, -99, -1),
@@ -70,9 +66,12 @@ def defined(args: dict[str, Any]) -> dict[str, Any]:
     }
     for name in OUTPUTS[1:]:
         given[name] = args[name].clone()
-    starts = torch.arange(args["num_reqs"] + 1, dtype=torch.int32)
-    drafts = torch.zeros((len(args["prefill_len"]), 1), dtype=torch.int64)
-    given |= {"query_start_loc": starts, "cu_num_logits": starts, "draft_tokens": drafts}
+    starts = torch.arange(len(args["query_start_loc"]), dtype=torch.int32).clamp(max=args["num_reqs"])
+    done = args["num_computed_tokens"]
+    given |= {"query_start_loc": starts, "cu_num_logits": starts}
+    given["draft_tokens"] = torch.zeros((len(done), 1), dtype=torch.int64)
+    given["prefill_len"] = done - torch.arange(len(done), dtype=torch.int32) % 3
+    given["num_blocks"] = torch.stack([done // size + 1 for size in args["block_sizes"]]).to(torch.int32)
     given |= {"table_ptrs": None, "input_ptrs": None}
     for op in (pos_seq_lens, combine_tokens, gather_block_tables, slot_mapping):
         op.execute("spec", tuple(given[name] for name in op.params))
@@ -137,15 +136,17 @@ def test_compiles_for_sm_90(tmp_path: Path) -> None:
 
 MUTANTS = {
     "spec": [
-        ("done >= prefill_len[rows]", "done >= 0"),
+        ("np.flatnonzero(live)", "np.arange(num_reqs)"),
+        ("np.minimum(np.arange(len(query_start_loc)), num_reqs)", "np.arange(len(query_start_loc))"),
         ("seq_lens[num_reqs:] = done + 1, 0", "seq_lens[num_reqs:] = done + 1, 1"),
         ("input_table[num_reqs:num_rows] = 0", "pass"),
         ("slot_mappings[g] = -1", "pass"),
         ("np.where(live, num_computed_tokens[rows], 0)", "num_computed_tokens[rows]"),
-        ("input_table[i, :count] = blocks[:count]", "input_table[i] = blocks"),
+        ("input_table[i, : block + 1] = blocks[: block + 1]", "input_table[i] = blocks"),
     ],
     "interpret": [
-        ("mask=live & (done >= known)", "mask=live"),
+        ("mask=tail <= max_num_reqs", "mask=tail < max_num_reqs"),
+        ("token.to(tl.int32), mask=live)", "token.to(tl.int32))"),
         (
             "tl.zeros((BLOCK,), tl.int32), mask=tail < max_num_reqs",
             "tl.full((BLOCK,), 1, tl.int32), mask=tail < max_num_reqs",
@@ -155,14 +156,14 @@ MUTANTS = {
             "tl.full((BLOCK,), -1, tl.int64), mask=tail < max_num_tokens",
             "tl.full((BLOCK,), -1, tl.int64), mask=tail < 0",
         ),
-        ("done // block_size", "done // (block_size + 1)"),
-        ("mask = offset < count", "mask = offset < stride"),
+        ("last = done // block_size", "last = done // (block_size + 1)"),
+        ("mask = offset <= last", "mask = offset < stride"),
     ],
 }
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-@pytest.mark.parametrize("bug", range(6))
+@pytest.mark.parametrize("bug", range(7))
 def test_mutants_are_caught(backend: str, bug: int, tmp_path: Path) -> None:
     broken = mutant(prepare_decode, *MUTANTS[backend][bug], tmp_path)
     assert caught(check, implementation(broken, backend))  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ from mrv2lab.config import RunnerConfig
 from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import EventLog
 from mrv2lab.protocol import SamplingParams
+from mrv2lab.runner.async_output import OutputSlot
+from mrv2lab.runner.model_runner import ModelRunner
 from mrv2lab.state.input_batch import HostBatch, InputBuffers
 from tests.runner.schedules import drive
 from tests.runner.test_invariants import MODEL, SLOTS
@@ -90,9 +92,64 @@ def test_rows_are_sent_when_they_change() -> None:
             log.clear()
             engine.step()
             sent.append([mark.writes[0] for mark in log.marks if mark.kind == "h2d" and "_" in mark.writes[0]])
-    both = ["idx_mapping", "query_start_loc"]
-    # The prefills and the first decode; again when one is left, and when the other's row is free.
-    assert {number: step for number, step in enumerate(sent) if step} == dict.fromkeys((0, 1, 5, 6), both)
+    # The prefills; a decode's query_start_loc is made on the device, and its rows are those of the prefills until one
+    # leaves, and once more when its row is free.
+    assert {number: step for number, step in enumerate(sent) if step} == {
+        0: ["idx_mapping", "query_start_loc"], 5: ["idx_mapping"], 6: ["idx_mapping"],
+    }  # fmt: skip
+
+
+def counting(transfer: str) -> list[tuple[int, int]]:
+    """Of each step, the launches that count what was sampled and the copies that bring the counts; the counts are
+    checked against the device's."""
+    log = EventLog()
+    slots: Any = SLOTS | {"max_num_batched_tokens": 8, "transfer": transfer}  # so that the later prompt comes in chunks
+    made = []
+    with Engine(MODEL, device="cpu", observer=log, num_blocks=24, fused_prepare=True, **slots) as engine:
+        runner = engine.worker.runner
+        for length in (14, 9):
+            engine.submit([1] * 3, SamplingParams(max_tokens=length, ignore_eos=True))
+        for number in range(40):
+            if number == 17:
+                engine.submit([1] * 30, SamplingParams(max_tokens=4, ignore_eos=True))
+            if not engine.has_work():
+                break
+            log.clear()
+            engine.step()
+            names = [mark.name for mark in log.marks if mark.kind == "kernel"]
+            copies = [mark.reads[0] for mark in log.marks if mark.kind == "d2h"]
+            made.append((names.count("num_sampled_and_rejected"), len([name for name in copies if name[0] == "n"])))
+            if "post_update" in names:
+                count = runner.batch.num_reqs
+                _, num_sampled = runner.outputs.latest()
+                wanted = int(not runner.batch.host.has_prefill)
+                assert engine.rt.read(num_sampled)[:count].min() >= wanted
+                assert engine.rt.read(runner.num_rejected)[:count].tolist() == [0] * count
+    return made
+
+
+@pytest.mark.parametrize("transfer", ["uva_pool", "barrier"])
+def test_plain_decodes_are_counted_once_a_slot(transfer: str) -> None:
+    made = counting(transfer)
+    launched = [number for number, (launches, _) in enumerate(made) if launches]
+    assert all(launches == copies for launches, copies in made)
+    assert launched[0] == 0  # the prefill
+    assert 3 < len(launched) < len(made) / 2
+    assert [number for number in launched if 5 <= number < 14] == []
+
+
+def test_mutant_counts_that_are_thought_to_be_there_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill in chunks leaves a 0 in its slot; here nobody notes that it does."""
+    most: dict[int, int] = {}
+
+    def note(slot: OutputSlot, num_ones: int) -> None:
+        most[id(slot)] = max(num_ones, most.get(id(slot), 0))
+
+    monkeypatch.setattr(OutputSlot, "num_ones", property(lambda slot: most.get(id(slot), 0), note))
+    rejected = property(lambda runner: 99, lambda runner, rows: None)
+    monkeypatch.setattr(ModelRunner, "_none_rejected", rejected, raising=False)
+    with pytest.raises((AssertionError, RuntimeError)):
+        counting("uva_pool")
 
 
 def check_dummy_runs_between_decodes() -> None:
@@ -119,10 +176,10 @@ def test_dummy_runs_between_decodes() -> None:
 def test_mutant_rows_that_are_thought_to_be_there_still(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = InputBuffers.send
 
-    def stale(self: InputBuffers, host: HostBatch, *, again: bool = True) -> Any:
+    def stale(self: InputBuffers, host: HostBatch, *, fused: bool = False) -> Any:
         before = self._sent
-        made = honest(self, host, again=again)
-        self._sent = self._sent or before
+        made = honest(self, host, fused=fused)
+        self._sent = before if self._sent is None else self._sent
         return made
 
     monkeypatch.setattr(InputBuffers, "send", stale)

@@ -30,9 +30,12 @@ PLAIN = SamplingParams(max_tokens=30, ignore_eos=True)
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
+OPTIONS: dict[str, Any] = {"max_num_reqs": 8, "num_blocks": 97, "max_num_batched_tokens": 64} | GRAPHS
+
+
 def engine_of(**options: Any) -> Engine:
     """Eight rows, sequences of at most 48 tokens, graphs of up to 8 tokens."""
-    return small_engine(**{"max_num_reqs": 8, "num_blocks": 97, "max_num_batched_tokens": 64} | GRAPHS | options)
+    return small_engine(**OPTIONS | options)
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------
@@ -212,10 +215,41 @@ def test_every_step_has_a_reason() -> None:
         assert {row["mode"] for row in report.rows()} == {"full", "piecewise", "eager"}
         assert sum(row["padding"] for row in report.rows()) == report.padding > 0
         assert "eager: " in "".join(report.why(step) for step in steps)
-        with pytest.raises(KeyError, match="step 9999 is not among the last"):
+        with pytest.raises(KeyError, match="step 9999 has run no forward; known: "):
             report.why(9999)
         text = str(report)
         assert "shapes in" in text and "more of padding" in text and "exceed the largest capture size 8" in text
+
+
+@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+def test_a_reset_begins_the_report_anew(runner: str) -> None:
+    """Step numbers begin anew, so what is known of the old ones would answer for the new."""
+    with engine_of(runner=runner) as engine:
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert engine.graph_report().steps == 4
+        engine.reset()
+        assert engine.graph_report().steps == 0
+        with pytest.raises(KeyError, match="step 0 has run no forward; no step has yet"):
+            engine.graph_report().why(0)
+        engine.generate([[1, 2]], SamplingParams(max_tokens=2, ignore_eos=True))
+        report = engine.graph_report()
+        assert report.steps == 2 and "2 steps with a forward, 3 tokens" in str(report)
+        with pytest.raises(KeyError, match=r"step 3 has run no forward; known: 0\.\.1"):
+            report.why(3)
+
+
+@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+def test_the_warning_names_the_line_that_makes_the_engine(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = CpuRuntime.__init__
+
+    def small(rt: CpuRuntime, **options: Any) -> None:
+        init(rt, **options)
+        rt.graph_limit = 0
+
+    monkeypatch.setattr(CpuRuntime, "__init__", small)
+    with pytest.warns(UserWarning, match=r"by fewer num_blocks \(97\)") as caught:
+        Engine(MODEL, device="cpu", max_model_len=48, **OPTIONS | {"runner": runner}).close()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_out_of_memory_at_capture_leaves_steps_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

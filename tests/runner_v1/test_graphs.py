@@ -309,9 +309,19 @@ def test_every_step_has_a_reason() -> None:
         assert {row["mode"] for row in report.rows()} == {"FULL", "PIECEWISE", "NONE"}
         assert sum(row["padding"] for row in report.rows()) == report.padding > 0
         assert "NONE: " in "".join(report.why(step) for step in steps)
-        with pytest.raises(KeyError, match="step 9999 is not among the last"):
+        with pytest.raises(KeyError, match="step 9999 has run no forward; known: "):
             report.why(9999)
         assert "more of padding" in str(report) and "exceed the largest capture size 8" in str(report)
+
+
+def test_a_report_is_a_value_that_later_steps_leave_alone() -> None:
+    with engine_of() as engine:
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+        report = engine.graph_report()
+        assert (report.steps, report.tokens) == (4, 6)
+        engine.generate([[4, 5, 6]], SamplingParams(max_tokens=4))
+        assert (report.steps, report.tokens, len(report.recent)) == (4, 6, 4)
+        assert engine.graph_report().steps == 8
 
 
 def test_observers_hear_of_padding_and_change_no_token() -> None:

@@ -161,8 +161,7 @@ def mrv2_law(rows: list[Row], drafted: list[int], schedule: list[int]) -> None:
         rows=lambda ids: np.array([count - 1 - int(i) for i in ids], np.int32),
         max_num_reqs=count,
         num_computed_tokens_np=np.zeros(count, np.int32),
-        num_computed_prefill_tokens=np.zeros(count, np.int32),
-        prefill_len=SimpleNamespace(np=np.zeros(count, np.int32)),
+        any_prefilling=lambda rows: False,
     )
     assert batch.req_ids == gather_host_batch(state, output).req_ids
     assert swaps == fewest_swaps(list(map(int, batch.req_ids))) == batch.moves.swaps

@@ -91,6 +91,68 @@ def test_a_row_holds_max_model_len_and_no_more(cpu: CpuRuntime) -> None:
     assert {name: len(diffs) for name, diffs in tables.staged().items()} == {name: len(d) for name, d in before.items()}
 
 
+def listed(tables: BlockTables) -> dict[str, list[Any]]:
+    return {
+        name: [(diff.row, diff.start, diff.values.tolist()) for diff in diffs]
+        for name, diffs in tables.staged().items()
+    }
+
+
+def check_extends(cpu: CpuRuntime) -> None:
+    """Blocks of several rows at once, one each or several, against rows that got them one by one."""
+    choose = random.Random(3)
+    one, other = make_tables(cpu, (4, 16)), make_tables(cpu, (4, 16))
+    for tables in (one, other):
+        for row in range(8):
+            tables.append_block_ids(row, ([100 + row], [200 + row]), overwrite=True)
+        tables.apply_staged_writes()
+    for sizes in ((1, 1), (2, 1), (1, 0), (3, 0), (0, 0)):
+        rows = choose.sample(range(8), 5)
+        ids = [tuple([choose.randrange(1, 99) for _ in range(size)] for size in sizes) for _ in rows]
+        if sizes == (3, 0):
+            ids[2] = ([], [7])
+        one.extend_block_ids(np.array(rows, np.int32), ids)
+        for row, lists in zip(rows, ids, strict=True):
+            other.append_block_ids(row, lists, overwrite=False)
+        assert listed(one) == listed(other)
+        for tables in (one, other):
+            tables.apply_staged_writes()
+        assert (one.num_blocks.np == other.num_blocks.np).all()
+        assert all(row_of(cpu, one, row, g) == row_of(cpu, other, row, g) for row in range(8) for g in (0, 1))
+
+
+def test_many_rows_get_blocks_at_once(cpu: CpuRuntime) -> None:
+    check_extends(cpu)
+
+
+def test_of_many_rows_one_that_is_full_stages_nothing(cpu: CpuRuntime) -> None:
+    tables = make_tables(cpu, (4, 16))
+    tables.append_block_ids(5, ([1], list(range(1, 9))), overwrite=True)
+    tables.apply_staged_writes()
+    rows = np.array([2, 5], np.int32)
+    with pytest.raises(RuntimeError, match="row 5 would hold 9 blocks in group 1, but max_model_len allows 8"):
+        tables.extend_block_ids(rows, [([1], [2]), ([3], [4])])
+    with pytest.raises(ValueError, match="1 lists of blocks for 2"):
+        tables.extend_block_ids(rows, [([1],), ([3],)])
+    with pytest.raises(ValueError, match="longer"):
+        tables.extend_block_ids(rows, [([1],), ([3], [4])])
+    assert tables.staged() == {}
+    assert tables.num_blocks.np.sum() == 9
+
+
+def test_mutant_blocks_that_are_not_counted(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = BlockTables.extend_block_ids
+
+    def forgetful(self: BlockTables, rows: Any, block_ids: Any) -> None:
+        before = self.num_blocks.np.copy()
+        honest(self, rows, block_ids)
+        self.num_blocks.np[:, rows[-1]] = before[:, rows[-1]]
+
+    monkeypatch.setattr(BlockTables, "extend_block_ids", forgetful)
+    with pytest.raises(AssertionError):
+        check_extends(cpu)
+
+
 def test_an_owner_that_left_before_the_apply_leaves_nothing(cpu: CpuRuntime) -> None:
     tables = make_tables(cpu)
     tables.append_block_ids(0, ([1, 2, 3],), overwrite=True)

@@ -325,3 +325,48 @@ def test_mutant_a_row_that_is_reused_while_it_lives(cpu: CpuRuntime, monkeypatch
     monkeypatch.setattr(RequestState, "add_request", peek)
     with pytest.raises(AssertionError):
         test_rows_are_handed_out_from_the_top_and_reused_last_in_first_out(cpu)
+
+
+# -- who is past the prefill -------------------------------------------------------------------------------------------
+
+
+def check_prefilling(state: RequestState) -> None:
+    """Asked of the same array again and again, and of that of a request that came back with a longer prefill."""
+
+    def step(tokens: int) -> bool:
+        rows = state.rows(ids)
+        state.num_computed_tokens_np[rows] += tokens
+        np.minimum(state.num_computed_tokens_np, state.prefill_len.np, out=state.num_computed_prefill_tokens)
+        return state.any_prefilling(rows)
+
+    ids = ["a", "b"]
+    for req_id in ids:
+        state.add_request(request(req_id, [1] * 6))
+    assert [step(2) for _ in range(5)] == [True, True, False, False, False]
+    state.remove_request("b")
+    state.add_request(request("b", [1] * 9))
+    assert [step(3) for _ in range(5)] == [True, True, False, False, False]
+    assert state.any_prefilling(state.rows(["a"])) is False
+    ids = ["a", "b", "c"]
+    state.add_request(request("c", [1] * 2))
+    assert [step(1) for _ in range(3)] == [True, False, False]
+
+
+def test_who_is_past_the_prefill(cpu: CpuRuntime) -> None:
+    check_prefilling(make_state(cpu))
+
+
+def test_mutant_a_batch_that_is_kept_though_its_row_has_a_new_owner(
+    cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = RequestState.remove_request
+
+    def keep(self: RequestState, req_id: str) -> int:
+        before = self._batch_rows
+        row = honest(self, req_id)
+        self._batch_rows = before
+        return row
+
+    monkeypatch.setattr(RequestState, "remove_request", keep)
+    with pytest.raises(AssertionError):
+        check_prefilling(make_state(cpu))

@@ -129,13 +129,13 @@ def row_keeps_blocks(patch: Patch) -> None:
     breaks="A block that a request gets while it grows replaces its first one instead of following its last.",
 )
 def new_block_overwrites_first(patch: Patch) -> None:
-    def append(original: Any, self: BlockTables, row: int, ids: Any, *, overwrite: bool) -> None:
-        had = int(self.num_blocks.np[0, row])
-        original(self, row, ids, overwrite=True)
-        if not overwrite:
-            self.num_blocks.np[0, row] = had + len(ids[0])
+    def extend(original: Any, self: BlockTables, rows: Any, block_ids: Any) -> None:
+        had = self.num_blocks.np[:, rows]
+        self.num_blocks.np[:, rows] = 0
+        original(self, rows, block_ids)
+        self.num_blocks.np[:, rows] += had
 
-    patch.around(BlockTables, "append_block_ids", append)
+    patch.around(BlockTables, "extend_block_ids", extend)
 
 
 @mutant(

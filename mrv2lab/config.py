@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -28,10 +31,24 @@ def _positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if not _is_count(value) or value < 1:
             raise ValueError(f"{type(owner).__name__}.{name} must be a positive integer, got {value!r}")
+        object.__setattr__(owner, name, int(value))  # of NumPy's, say
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
+
+
+def _one_of(owner: object, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, str) or value not in allowed:
+        hint = did_you_mean(value, allowed)
+        raise ValueError(f"{type(owner).__name__}.{name} must be one of {allowed}, got {value!r}{hint}")
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """``; did you mean 'triton'?`` for the end of an error about a misspelt word; '' where no known one is near."""
+    near = difflib.get_close_matches(value, list(known), 1) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -93,8 +110,7 @@ class ModelConfig:
         for name in ("rope_theta", "rms_norm_eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)!r}")
-        if self.dtype not in get_args(DType):
-            raise ValueError(f"dtype must be one of {get_args(DType)}, got {self.dtype!r}")
+        _one_of(self, "dtype", get_args(DType))
         for token in self.eos_token_ids:
             if not _is_count(token) or token >= self.vocab_size:
                 raise ValueError(f"eos token id {token!r} is outside the vocabulary of {self.vocab_size}")
@@ -146,14 +162,14 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
     memory_bytes: int | None = None
-    """CPU only: how much memory the device is to have, in bytes; None = the machine's physical memory, of which a
-    KV cache without ``num_blocks`` takes its share of a quarter."""
+    """CPU only: how much memory the device is to have, in bytes; None = half of the machine's, and then ``num_blocks``
+    None stops at what ``max_num_reqs`` requests of ``max_model_len`` can fill."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("num_blocks", "memory_bytes") if getattr(self, name) is not None]
         _positive(self, "block_size", *given)
         share: Any = self.gpu_memory_utilization
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 < float(share) <= 1:
             raise ValueError(f"gpu_memory_utilization is a share in (0, 1], got {share!r}")
         if self.num_blocks is not None and self.num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2 (block 0 is the null block), got {self.num_blocks}")
@@ -177,8 +193,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "max_num_reqs", "max_num_batched_tokens", "max_model_len")
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
+        _one_of(self, "policy", ("fcfs", "priority"))
         if not _is_count(self.long_prefill_token_threshold):
             raise ValueError(
                 "long_prefill_token_threshold must be an integer >= 0 (0 = no cap), "
@@ -229,8 +244,8 @@ class RunnerConfig:
     run, else triton."""
     fused_prepare: bool = False
     """MRV2 only: one launch prepares a batch of plain decodes (``ops/prepare_decode``) in place of four, which stay for
-    every other batch, and its rows are not sent again while they are the last step's. Off, since four launches and two
-    copies a step are what lessons show; a replay shows them either way."""
+    every other batch; its rows are not sent again while they are the last step's, and that each row samples one token
+    is not counted again. Off, since all of that is what lessons show; a replay shows it either way."""
     protected: tuple[str, ...] | None = None
     """V1's barrier only: the buffers whose copies lie inside it; None = all. Leaving one out is V1's silent bug."""
 
@@ -245,8 +260,7 @@ class RunnerConfig:
             "logprobs_mode": get_args(LogprobsMode),
         }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"RunnerConfig.{name} must be one of {allowed}, got {getattr(self, name)!r}")
+            _one_of(self, name, allowed)
         _positive(self, "pool_depth", *(["threads"] if self.threads is not None else []))
         if self.lag is not None and not _is_count(self.lag):
             raise ValueError(f"lag is counted in steps and must be >= 0 or None, got {self.lag!r}")
@@ -279,19 +293,23 @@ class GraphConfig:
     """Ascending; None = 1, 2, 4, then every 8th to 256, then every 16th, up to twice max_num_reqs and 512 at most."""
 
     def __post_init__(self) -> None:
-        if self.cudagraph_mode not in get_args(GraphMode):
-            raise ValueError(f"cudagraph_mode must be one of {get_args(GraphMode)}, got {self.cudagraph_mode!r}")
-        sizes: Any = self.cudagraph_capture_sizes
-        if sizes is None:
+        _one_of(self, "cudagraph_mode", get_args(GraphMode))
+        given: Any = self.cudagraph_capture_sizes
+        if given is None:
             return
-        if isinstance(sizes, (int, str)) or not all(_is_count(size) and size > 0 for size in sizes):
-            raise ValueError(f"cudagraph_capture_sizes must be positive integers, got {sizes!r}")
+        # Any iterable, of NumPy's integers too; the error shows what was given, an iterator's contents included.
+        sizes = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else None
+        if sizes is None or not all(_is_count(size) and size > 0 for size in sizes):
+            raise ValueError(
+                f"cudagraph_capture_sizes must be positive integers, got {given if sizes is None else sizes}"
+            )
+        sizes = [int(size) for size in sizes]
         object.__setattr__(self, "cudagraph_capture_sizes", tuple(sizes))
         if not sizes:
             raise ValueError("cudagraph_capture_sizes is empty; cudagraph_mode='none' captures nothing")
-        if list(sizes) != sorted(set(sizes)):
+        if sizes != sorted(set(sizes)):
             raise ValueError(
-                f"cudagraph_capture_sizes must ascend without repeats, got {list(sizes)}; use {sorted(set(sizes))}"
+                f"cudagraph_capture_sizes must ascend without repeats, got {sizes}; use {sorted(set(sizes))}"
             )
 
 

@@ -24,7 +24,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 @dataclass(frozen=True)
 class StructuredOutput:
     """What the text must conform to: exactly one of a JSON schema (text or dictionary), a regular expression, or a list
-    of texts. Needs ``pip install mrv2lab[grammar]`` and a model with a tokenizer."""
+    of texts. Needs ``pip install -e '.[grammar]'`` and a model with a tokenizer."""
 
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None

@@ -302,7 +302,7 @@ animal = {"type": "string", "enum": ["cat", "dog", "hen"]}
 schema = {"type": "object", "properties": {"animal": animal, "age": {"type": "integer", "minimum": 1, "maximum": 9}}}
 schema |= {"required": ["animal", "age"], "additionalProperties": False}
 if find_spec("llguidance") is None:
-    print("needs a grammar library: pip install 'mrv2lab[grammar]'")
+    print("needs a grammar library: pip install -e '.[grammar]'")
 else:
     for seed in range(3):
         asked = SamplingParams(max_tokens=40, temperature=1, seed=seed, structured_output=StructuredOutput(schema))

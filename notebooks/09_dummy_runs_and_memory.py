@@ -161,7 +161,8 @@ with Engine("tiny", **SMALL) as engine:
 # ## 5. From a profile to KV blocks
 #
 # How large may the KV cache be? Too small wastes the GPU, too large is an out-of-memory error hours later, at the
-# first full batch. So it is *measured*: warm up, run nobody's batch of `max_num_batched_tokens`, look at the peak.
+# first full batch. So it is *measured*: warm up (on a CPU one batch with every wish, since nothing compiles), run nobody's
+# batch of `max_num_batched_tokens` (on a GPU), look at the peak.
 # Here the device is given 64 MiB:
 
 # %%

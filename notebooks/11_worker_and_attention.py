@@ -201,7 +201,9 @@ else:
     if len(ratios(figures)):
         display(ratios(figures))
 if over := newest_result("h200-over-v1"):
-    print(f"MRV2 over V1 inside the lab, {over['machine']['gpu']}, {over['date'][:10]}, commit {over['machine']['commit']}")
+    print(
+        f"MRV2 over V1 inside the lab, {over['machine']['gpu']}, {over['date'][:10]}, commit {over['machine']['commit']}"
+    )
     over_v1_picture(over["figures"]).show(config=STATIC)
     print(losses(over["figures"]))
 

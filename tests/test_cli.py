@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from mrv2lab.bench import machine
 from mrv2lab.cli import app
 from mrv2lab.engine.engine import Engine
 from mrv2lab.engine.logprobs import LogprobRows
@@ -19,7 +22,10 @@ from mrv2lab.engine.outputs import RequestOutput
 from mrv2lab.protocol import Logprobs, SamplingParams, StructuredOutput
 
 KEYS = ["prompt", "token_ids", "text", "finish_reason", "stop_reason", "steps"]
-FACTS = "mrv2lab commit python platform cpus torch_threads torch triton gpu device kernels stream missing".split()
+FACTS = (
+    "mrv2lab commit python platform cpus torch_threads torch triton flashinfer gpu device kernels stream attention "
+    "missing"
+).split()
 
 
 def call(*words: str) -> Result:
@@ -241,6 +247,7 @@ def test_info_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = call("info")
     assert "missing: gpu - " in plain.stdout
     assert "None" not in plain.stdout
+    assert "attention" in plain.stdout and "torch (auto)" in plain.stdout
 
 
 def test_info_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +259,26 @@ def test_info_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made["missing"]["triton"].startswith("pip install triton (Linux only); needed on a GPU")  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("package", "remedy"),
+    [("flashinfer", "pip install -e '.[flashinfer]'"), ("llguidance", "pip install -e '.[grammar]'")],
+)
+def test_info_names_extras_that_are_missing(monkeypatch: pytest.MonkeyPatch, package: str, remedy: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = facts()["missing"][package]  # type: ignore[index]
+    assert said.startswith("optional: in a checkout: ") and remedy in said
+
+
+def test_info_names_a_package_by_what_installed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"flashinfer-python": "0.6.1"}
+    module = ModuleType("flashinfer")
+    module.__spec__ = ModuleSpec("flashinfer", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(machine.importlib.metadata, "version", lambda name: versions.get(name, "1"))
+    made = facts()
+    assert made["flashinfer"] == "0.6.1" and "flashinfer" not in made["missing"]  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("triton", [True, False])
 def test_info_on_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
     """What ``device="auto"`` takes; without Triton that is an error, so it is not said to work."""
@@ -259,11 +286,13 @@ def test_info_on_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
     elif "triton" in facts()["missing"]:  # type: ignore[operator]
         pytest.skip("no Triton here")
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     made = facts()
     assert (made["gpu"], made["device"], made["stream"]) == ("NVIDIA H200", "cuda", "CUDA streams")
     assert made["kernels"] == ("triton (compiled)" if triton else None)
+    assert made["attention"] == ("triton (auto), torch" if triton else None)
     assert "gpu" not in made["missing"]  # type: ignore[operator]
     assert triton or "the GPU cannot be used without it" in made["missing"]["triton"]  # type: ignore[index]
 
@@ -284,7 +313,7 @@ def test_without_torch(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     if "--json" in words:
         made = json.loads(done.stdout)
-        assert [made[name] for name in ("torch", "torch_threads", "gpu", "device")] == [None] * 4
+        assert [made[name] for name in ("torch", "torch_threads", "gpu", "device", "attention")] == [None] * 5
         assert list(made["missing"])[:2] == ["torch", "triton"]
     else:
         assert "missing: torch - in a checkout: pip install -e '.[engine]'" in done.stdout

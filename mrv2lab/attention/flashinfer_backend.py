@@ -20,7 +20,7 @@ import torch
 from mrv2lab.config import EngineConfig, KVGroup
 from mrv2lab.ops.page_indices import page_indices
 from mrv2lab.protocol import CommonAttentionMetadata
-from mrv2lab.runtime.base import Runtime
+from mrv2lab.runtime.base import Event, Runtime
 
 _WORKSPACE = 128 * 2**20
 """Bytes for partial results of split sequences: what flashinfer's documentation recommends."""
@@ -49,8 +49,8 @@ def load_flashinfer(rt: Runtime, config: EngineConfig) -> Any:
         return importlib.import_module("flashinfer")
     except ImportError as error:
         raise ImportError(
-            f"attention='flashinfer' needs flashinfer ({error}): pip install flashinfer-python (it compiles its "
-            "kernels on first use and needs nvcc), or use attention='triton'"
+            f"attention='flashinfer' needs flashinfer ({error}); in a checkout: pip install -e '.[flashinfer]' (it "
+            "compiles its kernels on first use and needs nvcc), or use attention='triton'"
         ) from error
 
 
@@ -84,18 +84,22 @@ class FlashInferMetadata:
 @dataclass(slots=True)
 class _Plan:
     """A pair of wrappers, and how the latest step that used them runs. Each has a page-locked buffer of its own, which
-    the device reads when it gets there: so there are as many as steps in flight."""
+    the device reads when it gets there: so there are as many as steps in flight, and one, so that ``done`` has passed
+    before its plan's next turn."""
 
     decode: Any
     prefill: Any
     # [2 R + 1] int32, page-locked: indptr, then first_page
     staging: torch.Tensor
+    # behind everything of the latest step that used it; recorded when the next step is planned
+    done: Event
     wrapper: Any = None
     num_tokens: int = 0
 
 
 class FlashInferBuilder:
-    """Plans one KV-cache group's attention. Safe while no more than ``len(plans)`` steps are in flight."""
+    """Plans one KV-cache group's attention. Waits only where ``len(plans)`` steps or more are in flight, which dummy
+    runs between two steps can bring about."""
 
     name = "flashinfer"
 
@@ -115,8 +119,12 @@ class FlashInferBuilder:
     def build(self, common: CommonAttentionMetadata) -> FlashInferMetadata:
         """See :class:`AttentionMetadataBuilder`. Plans, which queues copies; the bounds are taken for the lengths."""
         r, size = common.num_reqs, self._block_size
-        number = self._plans[self._next]
+        number, latest = self._plans[self._next], self._plans[self._next - 1]
         self._next = (self._next + 1) % len(self._plans)
+        self._backend.plans[latest].done.record(self._rt.main)
+        done = self._backend.plans[number].done
+        if not done.query():
+            done.synchronize()
         lengths = common.seq_lens_np_upper_bound[:r]
         queries = np.diff(common.query_start_loc_np[: r + 1])
         first = np.zeros(r, np.int32)
@@ -169,7 +177,7 @@ class FlashInferBackend:
         self.plans: list[_Plan] = []
         self._config = config
         self._module = module
-        self._depth = max(config.runner.pool_depth, config.scheduler.max_concurrent_steps)
+        self._depth = max(config.runner.pool_depth, config.scheduler.max_concurrent_steps) + 1
         model = config.model
         self._scale = model.head_dim**-0.5
         self._dtype: torch.dtype = getattr(torch, model.dtype)
@@ -179,7 +187,7 @@ class FlashInferBackend:
         self._workspace = rt.raw(rt.zeros(workspace_bytes, torch.uint8, name="flashinfer.workspace"))
 
     def builder(self, group: KVGroup) -> FlashInferBuilder:
-        """See :class:`AttentionBackend`. Makes the wrappers: 32 MiB a step in flight, half of it page-locked."""
+        """See :class:`AttentionBackend`. Makes the wrappers: 32 MiB a plan, half of it page-locked."""
         first, label = len(self.plans), f"flashinfer.{len(self.plans) // self._depth}"
         rows = 2 * self._config.scheduler.max_num_reqs + 1
         for i in range(first, first + self._depth):
@@ -188,7 +196,7 @@ class FlashInferBackend:
             )
             prefill = self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=_KERNELS)
             staging = self.rt.empty(rows, torch.int32, name=f"flashinfer.staging.{i}", place="pinned")
-            self.plans.append(_Plan(decode, prefill, staging))
+            self.plans.append(_Plan(decode, prefill, staging, self.rt.event(f"flashinfer.done.{i}")))
         return FlashInferBuilder(self, self._config, group.window, range(first, first + self._depth), label)
 
     def plan(self, wrapper: Any, metadata: FlashInferMetadata, window: int | None) -> None:

@@ -30,7 +30,7 @@ def sampler(
     """Time the sampler's kernels and every peer that is installed, in one run."""
     try:
         from mrv2lab.bench.machine import describe_machine
-        from mrv2lab.bench.result import write_result
+        from mrv2lab.bench.result import check_writable, write_result
         from mrv2lab.bench.sampler_batch import OPS
         from mrv2lab.bench.sampler_bench import PEERS, bench
     except ImportError as error:
@@ -41,6 +41,8 @@ def sampler(
             write_result(out, f"sampler_{figures['device']}", figures)
 
     try:
+        if out is not None:
+            check_writable(out)
         figures = bench(
             device, rows=rows, vocab=vocab, repeats=repeats, ops=tuple(op or OPS), vllm_kernels=vllm_kernels,
             peers=tuple(peer or PEERS), keep=keep, progress=not as_json,

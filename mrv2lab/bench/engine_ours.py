@@ -77,12 +77,15 @@ class Ours:
         gc.collect()
         gc.freeze()  # as vLLM's engine does: what outlives every request is not searched again
         self._load: SampledLoad | None = None
-        runner = self.engine.config.runner
-        self.facts: dict[str, Any] = {
+        config, worker = self.engine.config, self.engine.worker
+        graphs: Any = worker.runner.graphs
+        self.facts: dict[str, Any] = {  # what runs, not what was asked for, which options say
             "backend": self.engine.rt.backend,
-            "transfer": runner.transfer,
-            "attention": runner.attention,
-            "graphs": self.engine.config.graphs.cudagraph_mode,
+            "transfer": config.runner.transfer,
+            "attention": worker.decoder.attention.name,
+            "graphs": (graphs.dispatcher if settings["runner"] == "v1" else graphs.table).mode,
+            "num_blocks": config.cache.num_blocks,
+            "block_size": config.cache.block_size,
             "options": options,
         }
         capture = self.engine.worker.capture_report

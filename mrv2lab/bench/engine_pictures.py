@@ -56,8 +56,8 @@ def over_v1_picture(figures: dict[str, Any]) -> go.Figure:
         whiskers = {
             "type": "data",
             "symmetric": False,
-            "array": [row["ratio_by_round"][1] - row["ratio"] for row in rows],
-            "arrayminus": [row["ratio"] - row["ratio_by_round"][0] for row in rows],
+            "array": [row["ratio_range"][1] - row["ratio"] for row in rows],
+            "arrayminus": [row["ratio"] - row["ratio_range"][0] for row in rows],
         }
         figure.add_scatter(
             x=[row["requests"] for row in rows], y=[row["ratio"] for row in rows], error_y=whiskers,

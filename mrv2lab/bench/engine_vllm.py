@@ -83,6 +83,13 @@ def normal_parameters(model: Any) -> int:
     return count
 
 
+def attention(config: Any) -> str:
+    """Names of the backends that the layers of a ``VllmConfig`` have got, "unknown" where it does not tell."""
+    layers = getattr(config.compilation_config, "static_forward_context", {})
+    names = {one.get_attn_backend().get_name() for one in layers.values() if hasattr(one, "get_attn_backend")}
+    return ", ".join(sorted(names)) or "unknown"
+
+
 class Vllm:
     """``settings``: model (a preset's name), folder (with its config.json), max_num_reqs, max_num_batched_tokens,
     max_model_len, kv_bytes."""
@@ -118,6 +125,7 @@ class Vllm:
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "num_blocks": config.cache_config.num_gpu_blocks,
             "block_size": config.cache_config.block_size,
+            "attention": attention(config),
         }
         wanted = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
         if self.facts["uses_mrv2"] != wanted:

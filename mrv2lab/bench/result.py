@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shlex
 import statistics
 import sys
@@ -49,6 +50,19 @@ def write_result(path: str | Path, name: str, figures: dict[str, Any]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise ``OSError`` where :func:`write_result` could not write ``path``: for a command that measures for minutes
+    before it does."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
+    place = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+    if place != path and not place.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written: {place} is no folder")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: {place} is read-only")
 
 
 def newest_result(topic: str, folder: Path = RESULTS) -> dict[str, Any] | None:

@@ -23,17 +23,28 @@ def memory(
     max_model_len: Annotated[int, typer.Option(help="L, tokens of a request.")] = 1024,
     max_num_batched_tokens: Annotated[int, typer.Option(help="T, tokens of a step.")] = 2048,
     num_blocks: Annotated[int, typer.Option(help="Of the KV pool.")] = 512,
+    block_size: Annotated[int, typer.Option(help="B, tokens of a KV block.")] = 16,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="K, drafts; MRV2's formulas alone, since no engine verifies any yet.")
+    ] = 0,
+    cudagraph_mode: Annotated[
+        str, typer.Option(help="As of an engine: some tables lie elsewhere where graphs read them.")
+    ] = "none",
     device: Annotated[str, typer.Option(help="Of the engine that --measure builds.")] = "auto",
     measured: Annotated[
         bool, typer.Option("--measure", help="Build the engine, and set its actual buffers against the formulas.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Weights, KV cache and the decoder's buffers too.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="A line for every table, small ones and slots too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Bytes of every state table by place, as a function of R, L, V, K. With --measure, exit code 1 if one differs."""
+    """Bytes of every state table by place, the largest first, with its formula. With --measure, exit code 1 if one
+    differs. --json has every table."""
     try:
+        from mrv2lab.check.memory_formulas import MEANINGS
         from mrv2lab.check.memory_ledger import measure, predict
-        from mrv2lab.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
+        from mrv2lab.check.memory_report import report
+        from mrv2lab.config import CacheConfig, EngineConfig, GraphConfig, RunnerConfig, SchedulerConfig, SpecConfig
         from mrv2lab.engine.engine import Engine
     except ImportError as error:
         _fail(f"the ledger needs {error.name or error}; in a checkout: pip install -e '.[engine]'")
@@ -42,17 +53,28 @@ def memory(
         "max_model_len": max_model_len,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
+    cache: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size}
+    graphs: Any = {"cudagraph_mode": cudagraph_mode}
     try:
+        if num_speculative_tokens and (measured or runner == "v1"):
+            raise ValueError(
+                "num_speculative_tokens is for runner='mrv2' without --measure: no engine verifies drafts yet"
+            )
         if measured:
-            way: Any = {"runner": runner, "device": device, "transfer": transfer}
-            with Engine(model, **way, num_blocks=num_blocks, **sizes) as engine:
+            way: Any = {"runner": runner, "device": device, "transfer": transfer, "progress": False}
+            with Engine(model, **way, **cache, **graphs, **sizes) as engine:
                 ledger = measure(engine)
         else:
             transfer = transfer or ("barrier" if runner == "v1" else "uva_pool")
             choice: Any = {"runner": runner, "transfer": transfer}
             ledger = predict(
                 EngineConfig(
-                    _model_config(model), CacheConfig(num_blocks), SchedulerConfig(**sizes), RunnerConfig(**choice)
+                    _model_config(model),
+                    CacheConfig(**cache),
+                    SchedulerConfig(**sizes),
+                    RunnerConfig(**choice),
+                    SpecConfig(num_speculative_tokens),
+                    GraphConfig(**graphs),
                 )
             )
     except (ValueError, RuntimeError, OSError, TypeError) as error:
@@ -62,37 +84,18 @@ def memory(
     if as_json:
         rows = shown.rows.drop(columns="needed").astype(object).where(shown.rows.drop(columns="needed").notna(), None)
         made = {
-            "words": dict(ledger.words), "rows": rows.to_dict("records"),
-            "by_place": shown.by_place().to_dict("index"), "problems": problems,
+            "words": dict(ledger.words), "meanings": MEANINGS, "rows": rows.to_dict("records"),
+            "by_place": shown.by_place().to_dict("index"), "left_out": shown.left_out.table.tolist(),
+            "problems": problems,
         }  # fmt: skip
         typer.echo(orjson.dumps(made, option=orjson.OPT_INDENT_2, default=int).decode())
     else:
-        _print(shown, problems, measured)
+        for line in report(shown, problems, measured, each):
+            typer.echo(line)
+        for problem in problems:
+            typer.echo(f"differs: {problem}", err=True)
     if problems:
         sys.exit(1)
-
-
-def _print(ledger: Any, problems: list[str], measured: bool) -> None:
-    import pandas as pd
-
-    typer.echo(", ".join(f"{name} = {value:,}" for name, value in ledger.words.items()))
-    what = "requested" if measured else "by formula"
-    typer.echo(f"{'table':44}{'place':8}{what:>16}{'rounded':>16}  {'formula':34}module")
-    for row in ledger.rows.itertuples():
-        there = not pd.isna(row.requested)
-        taken = row.requested if there else row.expected
-        number = "-" if pd.isna(taken) else f"{int(taken):,}"
-        note = "" if row.needed or there else "  (with the first request that needs it)"
-        typer.echo(
-            f"{row.table:44}{row.place:8}{number:>16}{row.rounded:>16,}  {row.formula or 'its op decides':34}"
-            f"{row.owner}{note}"
-        )
-    for place, row in ledger.by_place().iterrows():
-        typer.echo(f"{'all of it':44}{place:8}{int(row['requested']):>16,}{int(row['rounded']):>16,}")
-    for problem in problems:
-        typer.echo(f"differs: {problem}", err=True)
-    if measured and not problems:
-        typer.echo("every table has the bytes of its formula")
 
 
 def _model_config(source: str) -> Any:

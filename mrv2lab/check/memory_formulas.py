@@ -1,9 +1,7 @@
 """What every table of both runners takes, as a formula in text that is also evaluated: ``R x L int32``.
 
 Written from what the tables are for, not read off the tensors, so that a ledger built on it can disagree with them.
-The words: R requests, L tokens of a request (max_model_len), T tokens of a step, V vocabulary, K drafts, B tokens of a
-block, blocks of the KV pool, n rows of logits (min(R * (K + 1), T)), G groups of layers with one reach, P slots of a
-UVA pool, S steps in flight; of the model H, I, Hq, Hk, D, layers, and positions.
+:data:`MEANINGS` has the words.
 """
 
 from __future__ import annotations
@@ -11,12 +9,35 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mrv2lab.config import EngineConfig
 
+MEANINGS = {
+    "R": "requests at most, max_num_reqs",
+    "L": "tokens of a request at most, max_model_len",
+    "T": "tokens of a step at most, max_num_batched_tokens",
+    "V": "vocab_size of the model",
+    "K": "drafts of a request in a step, num_speculative_tokens",
+    "B": "tokens of a KV block, block_size",
+    "blocks": "of the KV pool, num_blocks",
+    "n": "rows of logits of a step at most, min(R * (K + 1), T)",
+    "G": "groups of layers whose attention reaches equally far",
+    "P": "slots of a table in a UVA pool, pool_depth",
+    "S": "steps in flight at most: 2, or 1 without async_scheduling",
+    "H": "hidden_size of the model",
+    "I": "intermediate_size of the model",
+    "Hq": "num_attention_heads of the model",
+    "Hk": "num_key_value_heads of the model",
+    "D": "head_dim of the model",
+    "layers": "num_hidden_layers of the model",
+    "positions": "max_position_embeddings of the model",
+    "m": "most that a batch has wanted of the table so far, 0 at first: it grows",
+}
+"""The words of the formulas; S is in no formula, but says how often a table is there, as P mostly does. m is read off
+the table's owner, another one each time."""
 WIDTHS = {"int32": 4, "int64": 8, "uint64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -27,6 +48,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _FUNCTIONS: dict[str, Callable[..., int]] = {
     "ceil": math.ceil,
     "min": min,
+    "max": max,
     "pow2": lambda n: 1 << max(int(n) - 1, 0).bit_length(),
 }
 
@@ -35,15 +57,18 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
 class Line:
     """One table: its name in the runtime's registry, or an attribute's path for a NumPy array of the host.
 
-    ``formula`` "" = a scratch whose size its op chooses; such a line says only what was asked for. ``lazy`` tables come
-    with the first request that needs them.
+    ``formula`` "" = a scratch whose size its op chooses; such a line says only what was asked for.
     """
 
     name: str
     formula: str
     place: str
     owner: str
-    lazy: bool = False
+    lazy: str = ""
+    """What the table comes with, if not with the engine: a request that needs it, be it the warm-up's or a memory
+    profile's, a step, a dummy run, a kind of kernels."""
+    grows: str = ""
+    """The path in the runner to the value of m: a number, or something of that length."""
 
 
 def words(config: EngineConfig) -> dict[str, int]:
@@ -69,6 +94,7 @@ def words(config: EngineConfig) -> dict[str, int]:
         "D": model.head_dim,
         "layers": model.num_hidden_layers,
         "positions": model.max_position_embeddings,
+        "m": 0,
     }
 
 
@@ -79,6 +105,16 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
         raise ValueError(f"formula {formula!r} ends in no dtype; known: {', '.join(WIDTHS)}")
     sides = [_number(ast.parse(side, mode="eval").body, values, formula) for side in shape.split(" x ")]
     return int(math.prod(sides) * WIDTHS[dtype])
+
+
+def late(lazy: str, lines: Iterable[Line]) -> Iterator[Line]:
+    """``lines`` that come with ``lazy``, as :class:`Line` has it."""
+    return (replace(line, lazy=lazy) for line in lines)
+
+
+def growing(grows: str, lines: Iterable[Line]) -> Iterator[Line]:
+    """``lines`` whose m is at the path ``grows``, as :class:`Line` has it."""
+    return (replace(line, grows=grows) for line in lines)
 
 
 def _number(node: ast.expr, values: Mapping[str, int], formula: str) -> Any:
@@ -101,9 +137,9 @@ class Writer:
         self.owner, self.policy = owner, policy
         self._depth = config.runner.pool_depth
 
-    def plain(self, name: str, formula: str, place: str = "device", lazy: bool = False) -> Line:
+    def plain(self, name: str, formula: str, place: str = "device") -> Line:
         """A tensor as it stands."""
-        return Line(name, formula, place, self.owner, lazy)
+        return Line(name, formula, place, self.owner)
 
     def devices(self, formulas: Mapping[str, str], prefix: str = "") -> Iterator[Line]:
         """Several tensors of the device."""
@@ -135,16 +171,15 @@ class Writer:
         yield from self.diffs(name, str(writes), formula.rpartition(" ")[2])
 
     def diffs(self, name: str, writes: str, dtype: str, grouped: bool = False) -> Iterator[Line]:
-        """Row, start, where the values begin and (``grouped``) the table of every diff, and room for 16 values each."""
-        for part in ("rows", "starts", "groups")[: 3 if grouped else 2]:
-            yield from self.staging(f"{name}.{part}", f"{writes} int32")
-        yield from self.staging(f"{name}.cu_lens", f"({writes} + 1) int32")
-        yield from self.staging(f"{name}.contents", f"16 x {writes} {dtype}")
+        """Row, start, where the values begin and (``grouped``) the table of every diff, and room for 16 values each;
+        every part ends at a multiple of 16 bytes."""
+        parts = f"{3 if grouped else 2} * 4 * ceil({writes} / 4) + 4 * ceil(({writes} + 1) / 4)"
+        yield from self.staging(f"{name}.diffs", f"({parts} + {WIDTHS[dtype] // 4} * 16 * {writes}) int32")
 
-    def returned(self, name: str, formula: str, lazy: bool = False) -> Iterator[Line]:
+    def returned(self, name: str, formula: str) -> Iterator[Line]:
         """Something a step brings back: the device's and its pinned copy."""
-        yield self.plain(name, formula, "device", lazy)
-        yield self.plain(f"{name}.host", formula, "pinned", lazy)
+        yield self.plain(name, formula)
+        yield self.plain(f"{name}.host", formula, "pinned")
 
     def _slots(self, name: str, formula: str) -> Iterator[Line]:
         return (self.plain(f"{name}.uva{i}", formula, "uva") for i in range(self._depth))

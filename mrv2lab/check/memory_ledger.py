@@ -19,12 +19,12 @@ from mrv2lab.check.memory_formulas import evaluate, words
 from mrv2lab.check.memory_tables import lines_of
 from mrv2lab.config import EngineConfig
 from mrv2lab.engine.engine import Engine
+from mrv2lab.runner_v1 import ModelRunnerV1
 
 PLACES = ("device", "uva", "pinned", "host")
 STATE = ("state/", "sample/", "runner/", "runner_v1/")
 """Owners of tables that are a runner's and not the model's."""
 COLUMNS = ["table", "formula", "place", "requested", "rounded", "expected", "owner"]
-_CHOSEN_BY_A_BACKEND = re.compile(r"^(partials|flashinfer\..*|.*\.page_\w+)$")
 _TEMPORARY = re.compile(r"(\.tmp|^result of )")
 _OUTSIDE = re.compile(r"^(warm_up|profile|no|recorder)\.")
 """Of a warm-up, a memory profile or somebody who looks: none of the engine's tables."""
@@ -44,7 +44,9 @@ def rounded_bytes(nbytes: int, place: str) -> int:
 @dataclass(frozen=True)
 class Ledger:
     """``rows``: a table of :data:`COLUMNS`, bytes; ``requested`` is missing where nothing was allocated, ``expected``
-    where there is no formula. ``words``: the values of R, L, V, ..."""
+    where there is no formula, or one that depends on what batches want. Besides, ``when`` says what a table comes with
+    that does not come with the engine, and ``needed`` whether its absence is a problem. ``words``: the values of R, L,
+    V, ..."""
 
     rows: pd.DataFrame
     words: Mapping[str, int]
@@ -66,32 +68,46 @@ class Ledger:
                 found.append(f"{row.table}: {row.formula} in {row.place}, but there is no such buffer")
         return found
 
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """Rows that no sum counts: tables that come once something needs them, and, where nothing was allocated, those
+        whose size their op decides."""
+        return self.rows[self.rows.requested.isna() & ~self.rows.needed]
+
     def state(self) -> Ledger:
         """The runner's tables alone, without weights, KV cache and the decoder's buffers."""
         return Ledger(self.rows[self.rows.owner.str.startswith(STATE)], self.words)
 
     def by_place(self) -> pd.DataFrame:
         """Bytes by place and altogether: requested (else expected), and rounded."""
-        rows = self.rows[~(self.rows.requested.isna() & ~self.rows.needed)]
+        rows = self.rows.drop(self.left_out.index)
         sums = rows.assign(requested=rows.requested.fillna(rows.expected)).groupby("place")[["requested", "rounded"]]
         return sums.sum().reindex(list(PLACES), fill_value=0).astype("int64")
 
     def by_owner(self) -> pd.DataFrame:
         """The same by module."""
-        rows = self.rows[~(self.rows.requested.isna() & ~self.rows.needed)]
+        rows = self.rows.drop(self.left_out.index)
         sums = rows.assign(requested=rows.requested.fillna(rows.expected)).groupby(["owner", "place"])[["requested"]]
         return sums.sum().astype("int64").unstack(fill_value=0).droplevel(0, axis=1)
 
 
 def predict(config: EngineConfig) -> Ledger:
-    """The ledger of an engine that nobody has built. ``num_blocks`` None counts as no block: it is measured."""
+    """The ledger of an engine that nobody has built. ``num_blocks`` None counts as no block: it is measured. Its sums
+    are those of :func:`measure` less the tables that have no formula."""
     values = words(config)
     return _ledger([_row(line, None, values) for line in lines_of(config)], values)
 
 
 def measure(engine: Engine) -> Ledger:
-    """The ledger of an engine before its first request: the bytes of its actual buffers beside the formulas."""
-    config = engine.worker.config if hasattr(engine.worker, "config") else engine.config
+    """The ledger of an engine before its first request, warmed up or not: the bytes of its actual buffers beside the
+    formulas. Only tables that are there are checked, of those that come with a request.
+
+    Behind a burst of requests, what carries staged diffs, and the tokens of custom processors, may have outgrown the
+    size that they are meant for, which is then a problem."""
+    config, runner = engine.worker.config, engine.worker.runner
+    if isinstance(runner, ModelRunnerV1):  # whose tables follow what the attention backend left of the mode
+        graphs = dataclasses.replace(config.graphs, cudagraph_mode=runner.graphs.dispatcher.mode)
+        config = dataclasses.replace(config, graphs=graphs)
     values = words(config)
     there: dict[tuple[str, str], int] = {}
     for buffer in engine.rt.registry.buffers():
@@ -101,14 +117,14 @@ def measure(engine: Engine) -> Ledger:
     rows = []
     for line in lines_of(config):
         if line.place == "host" and (line.name, "host") not in there:
-            array = _host_array(engine.worker.runner, line.name)
+            array = _at(runner, line.name)
             if array is not None:
                 there[line.name, "host"] = array.nbytes
-        rows.append(_row(line, there.pop((line.name, line.place), None), values))
+        own = {**values, "m": _count(_at(runner, line.grows))} if line.grows else values
+        rows.append(_row(line, there.pop((line.name, line.place), None), own))
     for (name, place), nbytes in there.items():
-        owner = "the backend" if _CHOSEN_BY_A_BACKEND.match(name) else "?"
         rows.append({"table": name, "formula": "", "place": place, "requested": nbytes, "expected": None,
-                     "owner": owner, "needed": False})  # fmt: skip
+                     "owner": "?", "needed": False, "when": ""})  # fmt: skip
     return _ledger(rows, values)
 
 
@@ -128,21 +144,22 @@ def growth(config: EngineConfig, field: str, values: Sequence[int]) -> pd.DataFr
 
 
 def _row(line: Any, requested: int | None, values: Mapping[str, int]) -> dict[str, Any]:
-    expected = evaluate(line.formula, values) if line.formula else None
+    unknown = not line.formula or (line.grows and line.lazy and requested is None)
+    expected = None if unknown else evaluate(line.formula, values)
     needed = not line.lazy and expected is not None
     return {"table": line.name, "formula": line.formula, "place": line.place, "requested": requested,
-            "expected": expected, "owner": line.owner, "needed": needed}  # fmt: skip
+            "expected": expected, "owner": line.owner, "needed": needed, "when": line.lazy}  # fmt: skip
 
 
 def _ledger(rows: list[dict[str, Any]], values: Mapping[str, int]) -> Ledger:
     frame = pd.DataFrame(rows).astype({"requested": "Int64", "expected": "Int64", "needed": bool})
     taken = frame.requested.fillna(frame.expected).fillna(0)
     frame["rounded"] = [rounded_bytes(int(n), place) for n, place in zip(taken, frame.place, strict=True)]
-    return Ledger(frame[[*COLUMNS, "needed"]], values)
+    return Ledger(frame[[*COLUMNS, "when", "needed"]], values)
 
 
-def _host_array(runner: Any, path: str) -> Any:
-    """The NumPy array at an attribute's path, numbers being places in a tuple; None if there is none."""
+def _at(runner: Any, path: str) -> Any:
+    """What is at an attribute's path, numbers being places in a tuple or list; None if there is nothing."""
     found = runner
     for part in path.split("."):
         try:
@@ -150,3 +167,8 @@ def _host_array(runner: Any, path: str) -> Any:
         except (AttributeError, IndexError):
             return None
     return found
+
+
+def _count(found: Any) -> int:
+    """The number ``found``, or the length of it."""
+    return found if isinstance(found, int) else len(found)

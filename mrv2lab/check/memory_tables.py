@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mrv2lab.check.memory_formulas import Line, Writer
+from mrv2lab.check.memory_formulas import Line, Writer, growing, late
 from mrv2lab.config import EngineConfig
+from mrv2lab.graphs.dispatch import resolve_mode
 from mrv2lab.model.products import Products
 
 
 def lines_of(config: EngineConfig) -> list[Line]:
     """Every table that an engine of ``config`` has, or may come to have."""
     own = mrv2_lines if config.runner.runner == "mrv2" else v1_lines
-    return [*model_lines(config), *kv_lines(config), *own(config)]
+    return [*model_lines(config), *attention_lines(config), *kv_lines(config), *own(config)]
 
 
 def model_lines(config: EngineConfig) -> Iterator[Line]:
@@ -46,8 +47,28 @@ def model_lines(config: EngineConfig) -> Iterator[Line]:
     yield from step.devices({name: f"T x {width} {dtype}" for name, width in widths.items()})
     yield from step.devices({"logits_in": f"n x H {dtype}", "logits": f"n x V {dtype}"})
     partials = Products("triton", model).partials_shape
-    if partials is not None:  # lazy, since specs and the interpreter split no product
-        yield step.plain("partials", f"{partials[0]} x {partials[1]} x H float32", lazy=True)
+    if partials is not None:  # specs and the interpreter split no product
+        yield from late("compiled kernels", [step.plain("partials", f"{partials[0]} x {partials[1]} x H float32")])
+
+
+def attention_lines(config: EngineConfig) -> Iterator[Line]:
+    """What a backend has of its own; its library may have more, which no runtime knows of."""
+    own = Writer("attention/triton_backend.py", "", config)
+    scratch = {
+        "partial": "8192 * Hq / Hk x D float32", "partial_lse": "8192 * Hq / Hk float32", "counters": "8192 int32",
+    }  # fmt: skip
+    if config.runner.attention in ("auto", "triton"):
+        yield from late("attention by Triton kernels", own.devices(scratch, "attention."))
+    if config.runner.attention != "flashinfer":
+        return
+    own = Writer("attention/flashinfer_backend.py", "", config)
+    yield own.plain("flashinfer.workspace", "")
+    plans = max(config.runner.pool_depth, config.scheduler.max_concurrent_steps) + 1
+    for g in range(len(config.model.kv_groups)):
+        yield own.plain(f"flashinfer.{g}.page_indices", "R x ceil(L / B) int32")
+        yield own.plain(f"flashinfer.{g}.page_rows", "(2 * R + 1) int32")
+        for plan in range(g * plans, (g + 1) * plans):
+            yield own.plain(f"flashinfer.staging.{plan}", "(2 * R + 1) int32", "pinned")
 
 
 def kv_lines(config: EngineConfig) -> Iterator[Line]:
@@ -84,7 +105,7 @@ def mrv2_lines(config: EngineConfig) -> Iterator[Line]:
         "slot_mappings": "G x T int64", "block_sizes": "G int32", "input_table.pointers": "G uint64",
         "block_tables.pointers": "G uint64", "block_tables.strides": "G int64",
     })  # fmt: skip
-    yield from blocks.diffs("block_tables", "R", "int32", grouped=True)
+    yield from blocks.diffs("block_tables", "(G * R)", "int32", grouped=True)
 
     inputs = Writer("state/input_batch.py", policy, config)
     yield from inputs.devices({
@@ -103,7 +124,16 @@ def mrv2_lines(config: EngineConfig) -> Iterator[Line]:
     yield Writer("runner/model_runner.py", policy, config).plain("num_rejected", "R int32")
     extras = Writer("runner/sample_output.py", policy, config)
     for slot in range(config.scheduler.max_concurrent_steps):
-        yield from extras.returned(f"num_nans.{slot}", "n int32", lazy=True)
+        yield from late("count_nans", extras.returned(f"num_nans.{slot}", "n int32"))
+        for name, most in {"logprobs": "n", "prompt_logprobs": "T"}.items():
+            for part, formula in _returned_logprobs(most).items():
+                yield from late(f"a request with {name}", extras.returned(f"{name}.{slot}.{part}", formula))
+
+
+def _returned_logprobs(rows: str) -> dict[str, str]:
+    """A token itself and up to 32 others."""
+    size = f"{rows} x (min(32, V) + 1)"
+    return {"ids": f"{size} int32", "values": f"{size} float32", "ranks": f"{rows} int32"}
 
 
 def _sampler_lines(config: EngineConfig, policy: str) -> Iterator[Line]:
@@ -116,8 +146,8 @@ def _sampler_lines(config: EngineConfig, policy: str) -> Iterator[Line]:
     for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
         yield from penalties.table(name, "R float32")
     yield from penalties.staging("penalties.rows", "64 int32")
-    yield penalties.plain("prompt_bin_mask", "R x ceil(V / 32) int32", lazy=True)
-    yield penalties.plain("output_bin_counts", "R x V int32", lazy=True)
+    counts = {"prompt_bin_mask": "R x ceil(V / 32) int32", "output_bin_counts": "R x V int32"}
+    yield from late("a request with penalties", penalties.devices(counts))
     bias = Writer("sample/logit_bias.py", policy, config)
     for name, formula in {
         "allowed_ids": "R x 1024 int32", "bias_ids": "R x 1024 int32", "bias_values": "R x 1024 float32",
@@ -132,6 +162,8 @@ def _sampler_lines(config: EngineConfig, policy: str) -> Iterator[Line]:
     custom = Writer("sample/custom.py", policy, config)
     yield from custom.upload("custom.starts", "64 int32")
     yield from custom.upload("custom.rows", "64 int32")
+    scratch = {"custom.row": "V float32", "custom.tokens": "2048 int32"}
+    yield from late("a request with a custom processor", custom.devices(scratch))
     grammar = Writer("sample/grammar.py", policy, config)
     yield from grammar.upload("grammar_bitmask", "n x ceil(V / 32) int32")
     yield from grammar.upload("grammar_mapping", "n int32")
@@ -152,7 +184,10 @@ def _sampler_lines(config: EngineConfig, policy: str) -> Iterator[Line]:
     sampler = Writer("sample/sampler.py", policy, config)
     yield sampler.plain("local_max", "")
     yield sampler.plain("local_arg", "")
-    yield sampler.plain("processed_logits", "n x V float32", lazy=True)
+    yield from late(_EDITED, [sampler.plain("processed_logits", "n x V float32")])
+
+
+_EDITED = "a request whose logits are edited"
 
 
 def _cut_lines(write: Writer, name: str, listed: str, candidates: str, sums: str) -> Iterator[Line]:
@@ -178,9 +213,15 @@ def v1_lines(config: EngineConfig) -> Iterator[Line]:
     yield batch.plain("input_batch.num_prompt_tokens", "R int32", "host")
     yield from batch.table("num_computed_tokens", "R int32")
     yield from batch.table("temperature", "R float32")
+    pool = policy == "uva_pool"
+    attention = config.runner.attention
+    mode, _ = resolve_mode(config.graphs.cudagraph_mode, attention != "flashinfer", attention)
+    moves = pool and mode != "none"  # a graph reads one address, so no slots in turn
     for g in range(len(config.model.kv_groups)):
-        table = Writer("runner_v1/block_table.py", policy, config)
+        table = Writer("runner_v1/block_table.py", fresh if moves else policy, config)
         yield from table.table(f"block_table.{g}", "R x ceil(L / B) int32")
+        if pool and not moves:
+            yield from late("a dummy run", [table.plain(f"block_table.{g}.nobody", "R x ceil(L / B) int32")])
         yield table.plain(f"input_batch.block_table.groups.{g}.num_blocks_per_row", "R int32", "host")
     inputs = Writer("runner_v1/prepare.py", policy, config)
     for name, formula in {
@@ -194,14 +235,11 @@ def v1_lines(config: EngineConfig) -> Iterator[Line]:
     })  # fmt: skip
     yield from inputs.upload("token_indices", "R int64", fresh)
     yield from inputs.upload("prev_rows", "R int64", fresh)
-    # V1 sends these sparse, so they begin with one element and grow with what requests ask for.
-    sampling = Writer("runner_v1/sampling_metadata.py", policy, config)
-    for name, dtype in {
-        "output_token_ids": "int64", "prompt_token_ids": "int64", "min_tokens.rows": "int64", "min_tokens.ids": "int64",
-        "logit_bias.rows": "int64", "logit_bias.ids": "int64", "logit_bias.values": "float32", "grammar.rows": "int64",
-        "grammar.bitmask": "int32",
-    }.items():  # fmt: skip
-        yield from sampling.upload(name, f"1 {dtype}", fresh)
+    # The addresses of all groups' tables, once for each slot that they have been in.
+    sets = "min(m, P)" if pool and not moves else "min(m, 1)"
+    pointers = [inputs.plain("block_table.pointers", f"{sets} x G uint64")]
+    yield from late("a step", growing("inputs._pointers", pointers))
+    yield from _v1_sampling_lines(config, policy, fresh)
     prompt = Writer("runner_v1/prompt_logprobs.py", policy, config)
     yield from prompt.upload("prompt_logprobs.indices", "T int64", fresh)
     yield from prompt.upload("prompt_logprobs.tokens", "T int64", fresh)
@@ -209,3 +247,40 @@ def v1_lines(config: EngineConfig) -> Iterator[Line]:
     for slot in range(config.scheduler.max_concurrent_steps):
         yield from back.returned(f"sampled.{slot}", "R int64")
         yield from back.returned(f"num_nans.{slot}", "R int32")
+        where = f"outputs._slots.{slot}.logprobs"
+        for part, dtype, most in (
+            ("ids", "int32", "_size"),
+            ("values", "float32", "_size"),
+            ("ranks", "int32", "_rows"),
+        ):
+            both = back.returned(f"logprobs.{slot}.{part}", f"m {dtype}")
+            yield from late("a request with logprobs", growing(f"{where}.{most}", both))
+
+
+def _v1_sampling_lines(config: EngineConfig, policy: str, fresh: str) -> Iterator[Line]:
+    """What the sampler reads. Some of it V1 sends sparse, in arrays that grow from one element to the next power of two
+    that holds what the requests of a batch ask for."""
+    for owner, where, arrays in (
+        ("penalties", "sampler.stages._outputs", {"output_token_ids": ("_upload", "int64")}),
+        ("sampling_metadata", "metadata", {
+            "prompt_token_ids": ("_prompts", "int64"), "logit_bias.rows": ("_bias_rows", "int64"),
+            "logit_bias.ids": ("_bias_ids", "int64"), "logit_bias.values": ("_bias_values", "float32"),
+        }),
+        ("logits_stages", "sampler.stages", {
+            "min_tokens.rows": ("_stop_rows", "int64"), "min_tokens.ids": ("_stop_ids", "int64"),
+        }),
+        ("grammar", "grammar", {"grammar.rows": ("_rows", "int64"), "grammar.bitmask": ("_mask", "int32")}),
+    ):  # fmt: skip
+        sparse = Writer(f"runner_v1/{owner}.py", policy, config)
+        for name, (attribute, dtype) in arrays.items():
+            lines = sparse.upload(name, f"pow2(m) {dtype}", fresh)
+            yield from growing(f"{where}.{attribute}.longest", lines)
+    rows = Writer("runner_v1/sampling_rows.py", policy, config)
+    for name, dtype in {"top_k": "int32", "top_p": "float32", "min_p": "float32"}.items():
+        yield from late(f"a request with {name}", rows.table(name, f"R {dtype}"))
+    for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
+        yield from late("a request with penalties", rows.table(name, "R float32"))
+    masks = Writer(rows.owner, fresh, config)
+    yield from late("a request with allowed_token_ids", masks.table("allowed_token_ids_mask", "R x V bool"))
+    stages = Writer("runner_v1/logits_stages.py", policy, config)
+    yield from late(_EDITED, [stages.plain("processed_logits", "R x V float32")])

@@ -58,8 +58,8 @@ class Engine:
     they share.
     Outputs of the latest ``keep_finished`` finished requests stay in ``requests``. ``logits_processors`` are stages of
     one's own (``protocol.LogitsProcessor``). A request may ask for ``max_logprobs`` log-probabilities a token at most
-    (-1 = no limit). ``warm_up`` compiles every kernel beforehand (:meth:`warm_up`); None = only on a GPU and
-    where graphs are captured. ``progress`` draws bars meanwhile.
+    (-1 = no limit). ``warm_up`` compiles every kernel beforehand (:meth:`warm_up`); None = only where kernels are
+    compiled and graphs are captured or the KV cache is measured. ``progress`` draws bars meanwhile.
 
     Raises ``ValueError``, ``DeviceMissing`` or ``TritonMissing`` with the remedy for anything that cannot be built.
     """

@@ -1,6 +1,6 @@
 """Structured output: what a request may sample next so that its text conforms to a schema, a pattern or a list.
 
-The grammar itself is llguidance's (``pip install mrv2lab[grammar]``); here is who follows it and when. A matcher
+The grammar itself is llguidance's (``pip install -e '.[grammar]'``); here is who follows it and when. A matcher
 catches up with its request's known outputs whenever a step is settled, so preemption, resumption and tokens that come
 late need no care.
 
@@ -203,7 +203,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise ValueError("structured_output needs llguidance: pip install 'mrv2lab[grammar]'") from error
+        raise ValueError("structured_output needs llguidance: pip install -e '.[grammar]'") from error
     return llguidance
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrv2lab.graphs import GraphStats
+from mrv2lab.graphs.descriptor import count
 from mrv2lab.graphs.report import CaptureReport
-from mrv2lab.graphs.stats import StepGraph
+from mrv2lab.graphs.stats import StepGraph, find_step
 
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """``capture``: the graphs there are, their memory and time (None: none were asked for). The rest counts the steps
-    since the engine was made."""
+    with a forward since the engine was made or reset; an ``Engine.step`` without any token runs none."""
 
     capture: CaptureReport | None
     steps: int
@@ -27,11 +28,11 @@ class GraphReport:
     """The last steps one by one."""
 
     def why(self, step: int) -> str:
-        """What step number ``step`` did, and why. Raises ``KeyError`` if it is not among the recent ones."""
-        for one in reversed(self.recent):
-            if one.step == step:
-                return f"{one.decision.descriptor or 'eager'}: {one.decision.reason}"
-        raise KeyError(f"step {step} is not among the last {len(self.recent)} steps")
+        """What step number ``step``, as a recording numbers them, did, and why.
+
+        Raises ``KeyError`` if it ran no forward or is no longer among ``recent``, and ``TypeError`` for no integer.
+        """
+        return find_step(self.recent, self.steps, step).why
 
     def rows(self) -> list[dict[str, Any]]:
         """``by_reason`` as records: mode, reason, steps, tokens, padding."""
@@ -42,7 +43,8 @@ class GraphReport:
         if self.steps:
             share = self.padding / (self.tokens + self.padding)
             lines.append(
-                f"{self.steps:,} steps, {self.tokens:,} tokens, {self.padding:,} more of padding ({share:.1%})"
+                f"{count(self.steps, 'step')} with a forward, {count(self.tokens, 'token')}, "
+                f"{self.padding:,} more of padding ({share:.1%})"
             )
         lines += [f"  {steps:,} {mode}: {reason}" for mode, reason, steps, _, _ in self.by_reason[:12]]
         if len(self.by_reason) > 12:

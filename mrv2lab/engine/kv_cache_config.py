@@ -3,10 +3,13 @@
 
     available = gpu_memory_utilization * total - (weights, tables, buffers + context, kernels + largest step + graphs)
     num_blocks = available // bytes of a block over all tensors
+
+A CPU whose ``memory_bytes`` nobody gave has half of the machine's, and stops at what the scheduler's limits can fill.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from mrv2lab.config import EngineConfig
 from mrv2lab.engine.kv_layout import kv_bytes_per_block, kv_tensor_of_layer, num_kv_tensors
 from mrv2lab.runner.profile_memory import MemoryProfile, size_words
 from mrv2lab.runtime.base import Runtime
-from mrv2lab.runtime.device_memory import page_bytes, read_memory
+from mrv2lab.runtime.device_memory import page_bytes, physical_memory, read_memory
 
 LEAST_BLOCKS = 2
 """The null block and one to hand out."""
@@ -35,7 +38,10 @@ class KVCacheConfig:
     """Key tensors, and as many value tensors."""
     tensor_of_layer: tuple[int, ...]
     profile: MemoryProfile | None
-    """None = not measured: the given ``num_blocks`` take less than half of what is free."""
+    """None = not measured: the given ``num_blocks`` take less than half of what late tables leave of what is free."""
+    enough: bool = False
+    """Whether there is room for more, of which ``max_num_reqs`` requests of ``max_model_len`` cannot make use (on a
+    CPU without ``memory_bytes``)."""
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +50,9 @@ class KVCacheConfig:
 
     def __str__(self) -> str:
         one, why = size_words(self.bytes_per_block), "" if self.profile is None else f"; profile of {self.profile}"
-        return f"{self.num_blocks:,} blocks of {self.shape[1]} tokens, {one} each, {size_words(self.nbytes)}{why}"
+        enough = ", all that max_num_reqs x max_model_len can fill" if self.enough else ""
+        size = f"{self.num_blocks:,} blocks of {self.shape[1]} tokens, {one} each, {size_words(self.nbytes)}"
+        return f"{size}{enough}{why}"
 
 
 def resolve_kv_cache(config: EngineConfig, rt: Runtime, profile: Callable[[], MemoryProfile]) -> KVCacheConfig:
@@ -57,16 +65,22 @@ def resolve_kv_cache(config: EngineConfig, rt: Runtime, profile: Callable[[], Me
     if cache.num_blocks is not None:
         reading = read_memory(rt, cache.memory_bytes)
         free = int(reading.total * cache.gpu_memory_utilization) - reading.used
-        if 2 * cache.num_blocks * kv_bytes_per_block(config) <= free:
+        # As much again for the largest step and graphs, and the tables that come with the first request that needs
+        # them: counts of tokens, processed logits and masks are R x V each, of four bytes or less.
+        late = 3 * 4 * config.scheduler.max_num_reqs * config.model.vocab_size
+        if 2 * cache.num_blocks * kv_bytes_per_block(config) + late <= free:
             return make_kv_cache_config(config, cache.num_blocks, None)
     measured = profile()
     most = largest_num_blocks(config, rt, measured.available)
+    if most < LEAST_BLOCKS:
+        raise ValueError(_no_block(config, rt, measured))
     if cache.num_blocks is None:
-        if most < LEAST_BLOCKS:
-            raise ValueError(_no_block(config, rt, measured))
-        return make_kv_cache_config(config, most, measured)
+        # Nobody said how much of a machine that others use too is to be a device's: no more than can be of use.
+        enough = most_useful_blocks(config) if rt.device.type != "cuda" and cache.memory_bytes is None else most
+        made = make_kv_cache_config(config, min(most, max(LEAST_BLOCKS, enough)), measured)
+        return dataclasses.replace(made, enough=enough < most)
     if cache.num_blocks > most:
-        raise ValueError(_too_many(config, measured, cache.num_blocks, most))
+        raise ValueError(_too_many(config, rt, measured, cache.num_blocks, most))
     return make_kv_cache_config(config, cache.num_blocks, measured)
 
 
@@ -90,26 +104,49 @@ def largest_num_blocks(config: EngineConfig, rt: Runtime, available: int) -> int
     return each // (kv_bytes_per_block(config) // tensors)
 
 
+def most_useful_blocks(config: EngineConfig) -> int:
+    """Blocks that ``max_num_reqs`` requests of ``max_model_len`` fill, and the null block."""
+    scheduler, size = config.scheduler, config.cache.block_size
+    return 1 + scheduler.max_num_reqs * len(config.model.kv_groups) * -(-scheduler.max_model_len // size)
+
+
 def _no_block(config: EngineConfig, rt: Runtime, profile: MemoryProfile) -> str:
-    """Why there is no block, and which utilisation would do."""
-    tensors, page = 2 * num_kv_tensors(config.model), page_bytes(rt)
-    least = profile.needed + tensors * -(-(LEAST_BLOCKS * kv_bytes_per_block(config) // tensors) // page) * page
-    share = math.ceil(1000 * least / profile.total) / 1000
-    why = (
+    """Why there is no block, and what would do for those that were asked for."""
+    blocks = config.cache.num_blocks or LEAST_BLOCKS
+    least = _bytes_with(config, rt, profile, blocks)
+    ways = _ways(rt, profile, least)
+    if not ways or not ways[0].startswith("gpu"):
+        ways.insert(0, "no utilisation would do: use a smaller model")
+    else:
+        ways[0] = f"use {ways[0]}"
+    return (
         f"gpu_memory_utilization={profile.utilization} of {size_words(profile.total)} leaves no KV block: "
-        f"{size_words(profile.needed)} are needed before the first one ({profile}), and {LEAST_BLOCKS} blocks take "
-        f"{size_words(least - profile.needed)}"
+        f"{size_words(profile.needed)} are needed before the first one ({profile}), and {blocks:,} blocks take "
+        f"{size_words(least - profile.needed)}; {', or '.join(ways)}, or lower max_num_reqs or max_num_batched_tokens"
     )
-    if share <= 1:
-        return f"{why}; use gpu_memory_utilization={share} or more, or lower max_num_reqs or max_num_batched_tokens"
-    return f"{why}; no utilisation would do: use a smaller model, or lower max_num_reqs or max_num_batched_tokens"
 
 
-def _too_many(config: EngineConfig, profile: MemoryProfile, asked: int, most: int) -> str:
+def _too_many(config: EngineConfig, rt: Runtime, profile: MemoryProfile, asked: int, most: int) -> str:
     one = kv_bytes_per_block(config)
+    ways = [f"num_blocks={most} or less", "num_blocks=None for as many as fit and are of use"]
+    ways += _ways(rt, profile, _bytes_with(config, rt, profile, asked))
     return (
         f"num_blocks={asked:,} take {size_words(asked * one)} ({size_words(one)} each), but "
         f"{size_words(max(0, profile.available))} are left: at most {most:,} blocks fit ({profile}). Use "
-        f"num_blocks={most} or less, num_blocks=None for as many as fit, or raise gpu_memory_utilization "
-        f"({profile.utilization})"
+        f"{', or '.join(ways)}"
     )
+
+
+def _bytes_with(config: EngineConfig, rt: Runtime, profile: MemoryProfile, blocks: int) -> int:
+    """What is needed with that many blocks."""
+    tensors, page = 2 * num_kv_tensors(config.model), page_bytes(rt)
+    return profile.needed + tensors * -(-(blocks * kv_bytes_per_block(config) // tensors) // page) * page
+
+
+def _ways(rt: Runtime, profile: MemoryProfile, least: int) -> list[str]:
+    """The options that make room for ``least`` bytes; on a CPU up to all of the machine's."""
+    share, size = math.ceil(1000 * least / profile.total) / 1000, math.ceil(least / profile.utilization)
+    ways = [f"gpu_memory_utilization={share} or more"] if share <= 1 else []
+    if rt.device.type != "cuda" and size <= physical_memory():
+        ways.append(f"memory_bytes={size} or more, the size of a CPU's device")
+    return ways

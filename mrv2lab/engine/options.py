@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mrv2lab.config import CacheConfig, GraphConfig, RunnerConfig, SchedulerConfig
+from mrv2lab.config import CacheConfig, GraphConfig, RunnerConfig, SchedulerConfig, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,11 @@ SMALL_MODEL = 50_000_000
 def split_options(
     options: dict[str, Any], runner_options: dict[str, Any]
 ) -> tuple[CacheConfig, SchedulerConfig, RunnerConfig, GraphConfig]:
-    """Sort keyword options into the configs they are fields of. Raises ``TypeError`` naming an unknown one."""
+    """Sort keyword options into the configs they are fields of.
+
+    Raises ``TypeError`` naming an unknown one, and ``ValueError`` for ``cudagraph_capture_sizes`` without any
+    ``cudagraph_mode``, whose default captures none of them (to compare modes, say ``"none"``).
+    """
     kinds: list[Any] = [CacheConfig, SchedulerConfig, RunnerConfig, GraphConfig]
     made: list[dict[str, Any]] = [{}, {}, dict(runner_options), {}]
     for name, value in options.items():
@@ -27,8 +31,13 @@ def split_options(
                 chosen[name] = value
                 break
         else:
-            known = ", ".join(sorted(name for kind in kinds for name in _fields(kind)))
-            raise TypeError(f"unknown option {name!r}; known: {known}")
+            known = sorted(name for kind in kinds for name in _fields(kind))
+            raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
+    if options.get("cudagraph_capture_sizes") is not None and "cudagraph_mode" not in options:
+        raise ValueError(
+            "cudagraph_capture_sizes are given, but no cudagraph_mode, and the default 'none' captures nothing; give "
+            "cudagraph_mode='full_and_piecewise', say"
+        )
     return CacheConfig(**made[0]), SchedulerConfig(**made[1]), RunnerConfig(**made[2]), GraphConfig(**made[3])
 
 

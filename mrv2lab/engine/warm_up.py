@@ -98,6 +98,31 @@ def mixes(vocab_size: int, max_logprobs: int = 20) -> tuple[Mix, ...]:
     )
 
 
+def first_use_mix(vocab_size: int) -> Mix:
+    """One batch with every wish whose first user has tables or buffers allocated."""
+    last = vocab_size - 1
+    every = SamplingParams(
+        max_tokens=OUTPUT,
+        ignore_eos=True,
+        temperature=0.7,
+        seed=1,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        logit_bias={0: 1.0},
+        allowed_token_ids=(0, last),
+        stop_token_ids=(last,),
+        min_tokens=1,
+        bad_words=((0, last),),
+        logprobs=-1,
+        prompt_logprobs=1,
+    )
+    return Mix("first use", (every,), processors=(_unchanged,), grammar=True)
+
+
 @dataclass(frozen=True, slots=True)
 class WarmUp:
     """What it took."""
@@ -114,18 +139,12 @@ def warm_up(worker: Worker, config: EngineConfig, *, progress: bool = True) -> W
     A KV cache too small for one request of two tokens is left alone.
     """
     start, steps = time.perf_counter(), 0
-    scheduler, cache = config.scheduler, config.cache
-    num_blocks = min(len(worker.kv_caches[0][0]), 1 + BLOCKS)
-    in_each_group = (num_blocks - 1) // len(config.model.kv_groups)
-    longest = min(PROMPT + OUTPUT, scheduler.max_model_len, in_each_group * cache.block_size)
+    small, longest = _small(worker, config)
     made = mixes(config.model.vocab_size) if longest > 1 else ()
-    counts = [count for count in COUNTS if count <= scheduler.max_num_reqs]
+    counts = [count for count in COUNTS if count <= config.scheduler.max_num_reqs]
     shapes = list(_dummy_shapes(config))
-    small = dataclasses.replace(
-        config, cache=dataclasses.replace(cache, num_blocks=num_blocks, enable_prefix_caching=False)
-    )
     bar = tqdm(total=len(made) * len(counts) + len(shapes), desc="warm-up", unit="batch", disable=not progress)
-    with bar, unobserved(worker.rt), unchanged(worker, num_blocks):
+    with bar, unobserved(worker.rt), unchanged(worker, small.cache.num_blocks or 0):
         for mix in made:
             for count in counts:
                 bar.set_postfix_str(f"{mix.name}, {count}")
@@ -138,6 +157,26 @@ def warm_up(worker: Worker, config: EngineConfig, *, progress: bool = True) -> W
             worker.rt.synchronize()
             bar.update()
     return WarmUp(time.perf_counter() - start, steps, len(shapes))
+
+
+def first_use(worker: Worker, config: EngineConfig) -> None:
+    """Have everything allocated that the first request with a wish allocates, by one batch of requests with all wishes:
+    what a memory profile must count, whether kernels are warmed up or not. An idle worker's; waits for the device."""
+    small, longest = _small(worker, config)
+    if longest > 1:
+        with unobserved(worker.rt), unchanged(worker, small.cache.num_blocks or 0):
+            most = min(max(COUNTS), config.scheduler.max_num_reqs)
+            _run(worker, small, first_use_mix(config.model.vocab_size), most, longest)
+
+
+def _small(worker: Worker, config: EngineConfig) -> tuple[EngineConfig, int]:
+    """``config`` with the KV blocks that the requests may use, and their longest length; up to 1: there is no room."""
+    cache = config.cache
+    num_blocks = min(len(worker.kv_caches[0][0]), 1 + BLOCKS)
+    in_each_group = (num_blocks - 1) // len(config.model.kv_groups)
+    longest = min(PROMPT + OUTPUT, config.scheduler.max_model_len, in_each_group * cache.block_size)
+    small = dataclasses.replace(cache, num_blocks=num_blocks, enable_prefix_caching=False)
+    return dataclasses.replace(config, cache=small), longest
 
 
 def _run(worker: Worker, config: EngineConfig, mix: Mix, count: int, longest: int) -> int:

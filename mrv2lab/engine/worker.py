@@ -14,7 +14,8 @@ from mrv2lab.attention import make_backend
 from mrv2lab.config import EngineConfig
 from mrv2lab.engine.kv_cache_config import KVCacheConfig, make_kv_cache_config, resolve_kv_cache
 from mrv2lab.engine.kv_layout import layer_to_group
-from mrv2lab.engine.warm_up import BLOCKS, WarmUp, largest_step, warm_up
+from mrv2lab.engine.warm_up import BLOCKS, WarmUp, first_use, largest_step, warm_up
+from mrv2lab.graphs.out_of_memory import remedy
 from mrv2lab.model.decoder import Decoder, KVCache
 from mrv2lab.protocol import AsyncModelRunnerOutput, GrammarOutput
 from mrv2lab.runner import ModelRunner
@@ -22,15 +23,14 @@ from mrv2lab.runner.dummy import unobserved
 from mrv2lab.runner.profile_memory import MemoryProfile, profile_memory
 from mrv2lab.runner_v1 import ModelRunnerV1
 from mrv2lab.runtime.base import Runtime
-from mrv2lab.runtime.device_memory import default_memory
 
 
 class Worker:
     """One device's share of the work: here, all of it.
 
     Building one sizes the KV cache (:mod:`mrv2lab.engine.kv_cache_config`), and, where the config asks for graphs,
-    warms up and captures them. ``warm_up`` None = only where kernels are compiled and graphs captured. ``progress``
-    draws bars meanwhile.
+    warms up and captures them. ``warm_up`` None = only where kernels are compiled, and graphs captured or the KV cache
+    measured. ``progress`` draws bars meanwhile.
     Raises ``ValueError`` with the remedy for a KV cache that does not fit.
     """
 
@@ -64,6 +64,8 @@ class Worker:
         kind: Any = {"mrv2": ModelRunner, "v1": ModelRunnerV1}[config.runner.runner]
         self.runner: Any = kind(config, rt, self.decoder, attention)
         """``ModelRunner`` or ``ModelRunnerV1``: whoever looks inside knows which."""
+        compiled, graphs = rt.backend == "triton", config.graphs.cudagraph_mode != "none"
+        self._warm_profile = wants_warm_up(warm_up, compiled=compiled, needed=True)
         self._progress = progress
         self.kv_cache_config: KVCacheConfig = resolve_kv_cache(config, rt, self._profile)
         num_blocks = self.kv_cache_config.num_blocks
@@ -71,12 +73,10 @@ class Worker:
         # a layer: key and value cache, each [blocks, block_size, Hk, D]; block 0 is the null block
         self.kv_caches = self._make_kv_caches(self.kv_cache_config)
         self.decoder.bind_kv_cache(self.kv_caches)
-        graphs = config.graphs.cudagraph_mode != "none"
-        if warm_up is None:
-            warm_up = graphs and rt.backend == "triton"
-        if warm_up and self.warmed_up is None:
+        if self.warmed_up is None and wants_warm_up(warm_up, compiled=compiled, needed=graphs):
             self.warm_up(progress=progress)
         if graphs:
+            self.runner.graphs.remedy = remedy(config.cache)
             with torch.inference_mode(), rt.active():
                 self.capture_report = self.runner.warm_up_and_capture(progress=progress)
 
@@ -92,21 +92,23 @@ class Worker:
         return [pairs[i] for i in size.tensor_of_layer]
 
     def _profile(self) -> MemoryProfile:
-        """Warm up and measure, over a KV cache of a few blocks that goes again."""
-        config, total = self.config, self.config.cache.memory_bytes
-        if total is None and config.cache.num_blocks is None:
-            total = default_memory(self.rt)
+        """Measure over a KV cache of a few blocks that goes again, once everything of first use is there: after a
+        warm-up where kernels are compiled, which takes memory too, else after a few requests that wish for all."""
+        config = self.config
         small = make_kv_cache_config(config, 1 + BLOCKS, None)
         self.kv_caches = self._make_kv_caches(small, "profile.")
         self.decoder.bind_kv_cache(self.kv_caches)
         try:
-            self.warm_up(progress=self._progress)
+            if self._warm_profile:
+                self.warm_up(progress=self._progress)
+            else:
+                first_use(self, config)
             with unobserved(self.rt):
                 return profile_memory(
                     self.rt,
                     self._largest_step,
                     utilization=config.cache.gpu_memory_utilization,
-                    total=total,
+                    total=config.cache.memory_bytes,
                     graphs=self._graph_estimate(),
                     without=small.nbytes,
                 )
@@ -116,6 +118,8 @@ class Worker:
             self.decoder.bind_kv_cache(self.kv_caches)
 
     def _largest_step(self) -> None:
+        if self.rt.device.type != "cuda":
+            return  # temporaries are not modelled, and of a large model it would take minutes
         self.runner.dummy_run(largest_step(self.config.scheduler))
 
     def _graph_estimate(self) -> int:
@@ -146,9 +150,16 @@ class Worker:
             return output
 
     def reset(self) -> None:
-        """Drop queued work and every request's row."""
+        """Drop queued work, every request's row, and what is known of steps, whose numbers begin anew."""
         self.rt.reset()
         self.runner.reset()
+        self.runner.graphs.stats.reset()
+
+
+def wants_warm_up(asked: bool | None, *, compiled: bool, needed: bool) -> bool:
+    """Whether to warm up: as ``asked``; None = where kernels are compiled, if it is ``needed``, since a capture may
+    compile nothing and kernels take memory that a profile must see."""
+    return compiled and needed if asked is None else asked
 
 
 BYTES_A_LAUNCH = 8 << 10

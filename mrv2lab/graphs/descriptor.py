@@ -24,6 +24,15 @@ class BatchDescriptor:
     query_len: int | None
     """Tokens of every request; None = any lengths that fit."""
 
+    @property
+    def kind(self) -> str:
+        """What it has in common with those of other sizes, in words."""
+        if self.mode == "piecewise":
+            return "piecewise"
+        if self.query_len is None:
+            return "full, any lengths"
+        return "full, plain decodes" if self.query_len == 1 else f"full, decodes of {self.query_len} tokens each"
+
     def __str__(self) -> str:
         if self.mode == "piecewise":
             return f"piecewise graphs of {count(self.num_tokens, 'token')}"

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import gc
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from tqdm.auto import tqdm
 
-from mrv2lab.graphs.descriptor import BatchDescriptor, Decision
+from mrv2lab.graphs.descriptor import BatchDescriptor, Decision, count
 from mrv2lab.graphs.dispatch import DispatchTable
+from mrv2lab.graphs.out_of_memory import FEWER, warn_dropped
 from mrv2lab.graphs.pieces import PiecePlayer, PieceRecorder
-from mrv2lab.graphs.report import Captured, CaptureReport
+from mrv2lab.graphs.report import Captured, CaptureReport, dropped_lines
 from mrv2lab.graphs.stats import GraphStats
 from mrv2lab.runtime.base import Graph, Runtime
 from mrv2lab.runtime.effects import GraphMemoryError
@@ -32,8 +32,9 @@ from mrv2lab.runtime.effects import GraphMemoryError
 Forward = Callable[[], object]
 Prepare = Callable[[BatchDescriptor], Forward]
 """Writes dummy inputs of a descriptor's padded shape into the persistent buffers (slots -1, block rows null) and
-returns the function that queues the decoder's forward over them: called once eagerly, as warm-up, and once more, after
-a fresh ``prepare``, under capture. The function launches segments (``rt.run``) and nothing else."""
+returns the function that queues the decoder's forward over them: called once eagerly, as warm-up (on a CPU only
+for the smallest shape of each kind), and once more, after a fresh ``prepare``, under capture. The function launches
+segments (``rt.run``) and nothing else."""
 
 NOT_CAPTURED = Decision(None, "graphs are not captured yet")
 
@@ -50,9 +51,13 @@ class CudaGraphManager:
         """What there is, in the order of capture."""
         self.is_captured = False
         """Whether :meth:`capture` is done; before, every step is eager."""
+        self.remedy = FEWER
+        """What a warning about graphs without memory advises."""
         self._prefix = prefix
         self._graphs: dict[BatchDescriptor, list[Graph]] = {}
         self._players: dict[BatchDescriptor, PiecePlayer] = {}
+        # Where nothing compiles, one eager run of a kind shows that it runs: a large one costs a CPU minutes.
+        self._smallest = set({one.kind: one for one in table.candidates()}.values())
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -76,7 +81,8 @@ class CudaGraphManager:
 
     def capture(self, prepare: Prepare, *, progress: bool = True) -> CaptureReport:
         """Capture every candidate. A shape that runs out of memory is dropped together with the larger ones of its
-        kind (what they held may hold the smaller ones): their steps run eagerly, and one warning says so.
+        kind (what they held may hold the smaller ones): their steps take another kind's or run eagerly, and one
+        warning says so.
 
         Waits for the device. ``progress`` draws a bar (tqdm)."""
         self.reset()
@@ -93,12 +99,8 @@ class CudaGraphManager:
         self.is_captured = True
         dropped = self.table.dropped
         if dropped:
-            named = "; ".join(f"{descriptor}: {reason}" for descriptor, reason in dropped.items())
-            warnings.warn(
-                f"{len(dropped)} shapes have no graph, so their steps run eagerly: {named}. Lower "
-                "cudagraph_capture_sizes or gpu_memory_utilization to leave graphs more memory",
-                stacklevel=2,
-            )
+            lost = f"{len(dropped):,} of {count(len(self.table.candidates()), 'shape')}"
+            warn_dropped(lost, "take another one or run eagerly", dropped_lines(dropped), self.remedy)
         return self.report()
 
     @contextmanager
@@ -119,8 +121,9 @@ class CudaGraphManager:
 
     def _capture_one(self, descriptor: BatchDescriptor, prepare: Prepare) -> None:
         rt, start = self.rt, time.perf_counter()
-        prepare(descriptor)()
-        rt.synchronize()
+        if rt.device.type == "cuda" or descriptor in self._smallest:
+            prepare(descriptor)()
+            rt.synchronize()
         forward = prepare(descriptor)
         rt.synchronize()
         name = f"{self._prefix}{descriptor.mode}.{descriptor.num_tokens}"
@@ -149,7 +152,7 @@ class CudaGraphManager:
         for one in self.table.candidates():
             if (one.mode, one.query_len) == kind and one.num_tokens >= failed.num_tokens:
                 self._release(one)
-                room = f"given up when {failed.num_tokens:,} tokens ran out of memory"
+                room = f"given up when {count(failed.num_tokens, 'token')} ran out of memory"
                 self.table.drop(one, f"out of memory: {why}" if one == failed else room)
 
     # -- for observers -------------------------------------------------------------------------------------------------

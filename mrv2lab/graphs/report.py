@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mrv2lab.graphs.descriptor import BatchDescriptor
+from mrv2lab.graphs.descriptor import BatchDescriptor, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,45 @@ class CaptureReport:
     def __str__(self) -> str:
         if not self.captured and not self.dropped:
             return "no graphs"
-        lines = [f"{len(self.captured)} shapes in {self.seconds:.2f} s, {in_units(self.nbytes)} of graph memory"]
-        for mode in ("piecewise", "full"):
-            some = [one for one in self.captured if one.descriptor.mode == mode]
-            if some:
-                sizes = ", ".join(str(size) for size in sorted({one.descriptor.num_tokens for one in some}))
-                lines.append(
-                    f"  {mode}: {sizes} tokens; {sum(one.graphs for one in some):,} graphs, "
-                    f"{sum(one.launches for one in some):,} launches, {in_units(sum(one.nbytes for one in some))}"
-                )
-        lines += [f"  not captured: {descriptor}: {reason}" for descriptor, reason in self.dropped.items()]
+        shapes = count(len(self.captured), "shape")
+        lines = [f"{shapes} in {self.seconds:.2f} s, {in_units(self.nbytes)} of graph memory"]
+        for kind, sizes in by_kind(one.descriptor for one in self.captured).items():
+            some = [one for one in self.captured if one.descriptor.kind == kind]
+            graphs, launches = sum(one.graphs for one in some), sum(one.launches for one in some)
+            lines.append(
+                f"  {kind}: {sizes}; {count(graphs, 'graph')}, {launches:,} launches, "
+                f"{in_units(sum(one.nbytes for one in some))}"
+            )
+        lines += [f"  not captured: {line}" for line in dropped_lines(self.dropped)]
         return "\n".join(lines)
+
+
+def by_kind(descriptors: Iterable[BatchDescriptor]) -> dict[str, str]:
+    """Kind -> its sizes in words, ascending: ``{"full, plain decodes": "1, 2, 4 tokens"}``."""
+    sizes: dict[str, list[int]] = {}
+    for one in descriptors:
+        sizes.setdefault(one.kind, []).append(one.num_tokens)
+    return {kind: token_counts(sorted(found)) for kind, found in sizes.items()}
+
+
+def dropped_lines(dropped: dict[BatchDescriptor, str]) -> list[str]:
+    """A line a kind of what has no graph: its sizes, and the reason of the smallest, which all its larger ones share:
+    ``full, plain decodes: 4, 8 tokens (out of memory: ...)``."""
+    smallest: dict[str, BatchDescriptor] = {}
+    for one in dropped:
+        if one.kind not in smallest or one.num_tokens < smallest[one.kind].num_tokens:
+            smallest[one.kind] = one
+    return [f"{kind}: {sizes} ({dropped[smallest[kind]]})" for kind, sizes in by_kind(dropped).items()]
+
+
+def token_counts(sizes: Sequence[int], most: int = 8) -> str:
+    """``1, 2, 4 tokens`` of ascending sizes; in the middle of more than ``most`` sizes, dots."""
+    words = [f"{size:,}" for size in sizes]
+    if len(words) > most:
+        words = [*words[: most // 2], "...", *words[-(most // 2) :]]
+    return f"{', '.join(words)} {'token' if list(sizes) == [1] else 'tokens'}" + (
+        f" ({len(sizes)} sizes)" if len(sizes) > most else ""
+    )
 
 
 def in_units(nbytes: int) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mrv2lab.engine.engine import Engine
 
 EXTENSION = "jupyterlab-nvidia-nsight"
-INSTALL = "pip install mrv2lab[nsight] beside JupyterLab 4, and NVIDIA's nsys >= 2024.1.1"
+INSTALL = "pip install -e '.[nsight]' beside JupyterLab 4, and NVIDIA's nsys >= 2024.1.1"
 MAGICS = (("line", "nsys", "%nsys"), ("cell", "nsys", "%%nsys"), ("line", "ncu", "%ncu"), ("cell", "ncu", "%%ncu"))
 
 

@@ -36,9 +36,9 @@ def ratios(figures: Mapping[str, Any]) -> pd.DataFrame:
             "ours": one["of"],
             "over": one["over"],
             "throughput": round(one["throughput"], 2),
-            "least": round(one["throughput_by_round"][0], 2),
-            "greatest": round(one["throughput_by_round"][1], 2),
-            "resolved": not one["throughput_by_round"][0] <= 1 <= one["throughput_by_round"][1],
+            "least": round(one["throughput_range"][0], 2),
+            "greatest": round(one["throughput_range"][1], 2),
+            "resolved": not one["throughput_range"][0] <= 1 <= one["throughput_range"][1],
         }
         for one in figures["ratios"]
     ]

@@ -22,7 +22,7 @@ from mrv2lab.trace.categories import (
 )
 from mrv2lab.trace.json_chunks import Piece
 from mrv2lab.trace.kineto_args import Arguments
-from mrv2lab.trace.kineto_lanes import LaneTable, Row, integer, own_correlations
+from mrv2lab.trace.kineto_lanes import LaneTable, Row, integer, own_correlations, size
 from mrv2lab.trace.kineto_quick import COPIES, QuickReader
 from mrv2lab.trace.trace import KIND, Trace, TraceInfo
 
@@ -30,6 +30,8 @@ Array = np.ndarray[Any, Any]
 
 _TIMES = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
 _NO_CORRELATION = 0xFFFFFFFF
+_UNTOLD = object()
+"""In the place of an id that is not there; null is one that says nothing."""
 _OTHER, _ANNOTATION, _PHASE, _RUNTIME = (KIND[kind] for kind in ("other", "annotation", "phase", "runtime"))
 _INSTANT, _COUNTER, _OVERHEAD = (KIND[kind] for kind in ("instant", "counter", "overhead"))
 _INSTANTS, _FLOWS = frozenset("iIR"), frozenset("stf")
@@ -132,7 +134,9 @@ class KinetoEvents:
         get = event.get
         category, args, name = get("cat"), get("args"), get("name")
         correlation = nbytes = arg = -1
-        key: tuple[object, ...] = (category, get("pid"), get("tid"))
+        pid, tid = get("pid"), get("tid")
+        # With the types: 1, 1.0 and True are one key, and different ids.
+        key: tuple[object, ...] = (category, pid, type(pid), tid, type(tid))
         if args:
             if type(args) is not dict:
                 args = {"args": args}
@@ -140,7 +144,8 @@ class KinetoEvents:
             if type(correlation) is not int:
                 correlation = integer(correlation)
             if category in DEVICE_CATEGORIES:
-                key = (*key, args.get("device"), args.get("stream"))
+                device, stream = args.get("device", _UNTOLD), args.get("stream", _UNTOLD)
+                key = (*key, device, type(device), stream, type(stream))
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = self._row(event, args)
@@ -150,7 +155,7 @@ class KinetoEvents:
             name = self._odd_name(name)
         kind = row.kind
         if kind in COPIES and args:
-            nbytes = integer(args.get("bytes", args.get("Bytes", args.get("nbytes"))))
+            nbytes = size(args.get("bytes", args.get("Bytes", args.get("nbytes"))))
         elif kind == _ANNOTATION and name.startswith(PHASE_PREFIX):
             kind = _PHASE
         self._values.append(

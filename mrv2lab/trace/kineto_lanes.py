@@ -16,6 +16,7 @@ Array = np.ndarray[Any, Any]
 
 _STREAM = re.compile(r"(?:.*\D)?stream\s*(\d+)", re.IGNORECASE)
 _NO_ID = 0xFFFFFFFF
+_MAX_SIZE = 1 << 62
 _DEVICES = 256
 """A larger number is the id of a process, not of a device."""
 _SPANS = ("Spans", "Traces")
@@ -43,6 +44,12 @@ def integer(value: object) -> int:
         except ValueError:
             return -1
     return -1
+
+
+def size(value: object) -> int:
+    """Bytes; -1 for no number, or for one whose sums would leave int64."""
+    found = integer(value)
+    return found if abs(found) < _MAX_SIZE else -1
 
 
 def _id(value: object) -> int:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from mrv2lab.trace import microseconds
 from mrv2lab.trace.categories import DEVICE_CATEGORIES, PHASE_PREFIX
 from mrv2lab.trace.kineto_args import Arguments
-from mrv2lab.trace.kineto_lanes import LaneTable, Row, integer
+from mrv2lab.trace.kineto_lanes import LaneTable, Row, size
 from mrv2lab.trace.kineto_typed import Args, Metadata, Typed, decoded, decoded_args
 from mrv2lab.trace.trace import KIND
 
@@ -22,7 +22,6 @@ Array = np.ndarray[Any, Any]
 COPIES = _MEMCPY, _MEMSET = KIND["memcpy"], KIND["memset"]
 _ANNOTATION, _PHASE, _INSTANT = KIND["annotation"], KIND["phase"], KIND["instant"]
 _OWNER = attrgetter("cat", "pid", "tid")
-_MAX_SIZE = 1 << 62
 
 
 class Read(NamedTuple):
@@ -150,7 +149,5 @@ def _sizes(args: list[Args], kind: Array) -> Array:
     found = np.full(len(kind), -1, np.int64)
     for place in np.flatnonzero((kind == _MEMCPY) | (kind == _MEMSET)).tolist():
         one = args[place]
-        told = next((size for size in (one.bytes, one.Bytes, one.nbytes) if size is not UNSET), None)
-        size = integer(told)
-        found[place] = size if abs(size) < _MAX_SIZE else -1
+        found[place] = size(next((told for told in (one.bytes, one.Bytes, one.nbytes) if told is not UNSET), None))
     return found

@@ -39,7 +39,7 @@ def with_sidecar(trace: Trace, path: Path) -> Trace:
 def _read(sidecar: Path) -> Mapping[str, Any]:
     """Nothing where it is not there, or is somebody else's."""
     try:
-        if sidecar.stat().st_size > _MOST_BYTES:
+        if not sidecar.is_file() or sidecar.stat().st_size > _MOST_BYTES:  # a pipe would be waited for
             return {}
         found = orjson.loads(sidecar.read_bytes())
     except (OSError, ValueError):

@@ -110,6 +110,21 @@ def test_plans_hold_under_lag(stream: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert want.tokens == got.tokens
 
 
+@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+def test_dummy_runs_between_steps_leave_plans_alone(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are plans, none of which the device has come to."""
+    monkeypatch.setattr(worker, "make_backend", stand_in)
+
+    def four_dummies(engine: Engine) -> None:
+        for _ in range(4):
+            engine.worker.runner.dummy_run(7, 3)
+
+    options: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64, "max_num_reqs": 4}
+    with Engine(MODEL, runner, "cpu", attention="flashinfer", **options) as engine:
+        got = run_workload(engine, workload(), between=four_dummies)
+    assert got.tokens == trace_of("torch", runner=runner).tokens
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["torch", "triton", "flashinfer"])
 def test_on_a_gpu(name: str) -> None:

@@ -11,7 +11,9 @@ import torch
 
 from mrv2lab.attention import FlashInferBackend, make_backend
 from mrv2lab.config import KVGroup, RunnerConfig
+from mrv2lab.observer import EventLog
 from mrv2lab.runtime import make_runtime
+from mrv2lab.runtime.software import SoftwareEvent
 from tests.attention import fake_flashinfer
 from tests.attention.batches import CONFIG, group, make_step
 from tests.attention.test_backends import attend, machine
@@ -75,22 +77,30 @@ def test_pages_begin_at_the_window() -> None:
 
 
 def test_nothing_waits_and_plans_take_turns() -> None:
-    """Two steps in flight: a step's page-locked buffers are its own."""
+    """Two steps in flight, and one plan more: a step's page-locked buffers are its own."""
     rt = machine("flashinfer")
     backend = FlashInferBackend(rt, CONFIG, fake_flashinfer)
     builder = backend.builder(group(None))
     step = make_step(rt, QUERIES)
+    ends, rt.observer = [rt.event(f"end.{i}") for i in range(4)], EventLog()
+    numbers = []
     with rt.watch_syncs() as syncs:
-        numbers = [builder.build(step.common).plan for _ in range(4)]
+        for i, end in enumerate(ends):
+            if i > 1:
+                ends[i - 2].synchronize()
+            numbers.append(builder.build(step.common).plan)
+            end.record(rt.main)
     assert syncs == []
-    assert numbers == [0, 1, 0, 1]
-    assert backend.builder(group(3)).build(step.common).plan == 2, "another group, other plans"
+    assert [mark.name for mark in rt.observer.marks if mark.kind == "synchronize"] == ["end.0", "end.1"]
+    assert numbers == [0, 1, 2, 0]
+    assert backend.builder(group(3)).build(step.common).plan == 3, "another group, other plans"
 
 
-def test_one_plan_for_all_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_plan_in_use_is_waited_for_and_one_that_is_not_is_caught(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps are queued before the device has done any; the first must not run with the second one's plan."""
 
-    def both_right(depth: int) -> bool:
+    def both_right() -> bool:
         rt = machine("flashinfer")
         backend = FlashInferBackend(rt, CONFIG, fake_flashinfer)
         monkeypatch.setattr(backend, "_depth", depth)
@@ -104,8 +114,9 @@ def test_one_plan_for_all_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         except Exception:
             return False
 
-    assert both_right(2)
-    assert not both_right(1)
+    assert both_right()
+    monkeypatch.setattr(SoftwareEvent, "query", lambda self: True)
+    assert both_right() == (depth == 2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="flashinfer is installed")
@@ -115,7 +126,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rt, "device", torch.device("cuda", 0))
     model = replace(CONFIG.model, dtype="bfloat16", head_dim=64)
     config = replace(CONFIG, model=model, runner=RunnerConfig(attention="flashinfer"))
-    with pytest.raises(ImportError, match="pip install flashinfer-python"):
+    with pytest.raises(ImportError, match=r"in a checkout: pip install -e '\.\[flashinfer\]'"):
         make_backend(rt, config)
 
 

@@ -103,10 +103,13 @@ class FakeLLM:
     def __init__(self, **given: Any) -> None:
         self.given = given
         spec = types.SimpleNamespace
+        layer = spec(get_attn_backend=lambda: spec(get_name=lambda: "FLASH_ATTN"))
         self.llm_engine = spec(
             vllm_config=spec(
                 use_v2_model_runner=True,
-                compilation_config=spec(cudagraph_mode="FULL_AND_PIECEWISE", mode=3),
+                compilation_config=spec(
+                    cudagraph_mode="FULL_AND_PIECEWISE", mode=3, static_forward_context={"a": layer, "b": layer}
+                ),
                 scheduler_config=spec(async_scheduling=True, max_num_batched_tokens=16_384),
                 cache_config=spec(num_gpu_blocks=9, block_size=16),
             )
@@ -126,6 +129,7 @@ def test_vllm_gets_what_we_get(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = settings(True, {})[1] | {"folder": "a_folder"}
     made = engine_vllm.build(theirs)
     assert made.facts["uses_mrv2"] and made.facts["parameters"] == 8
+    assert made.facts["attention"] == "FLASH_ATTN"
     given = made.llm.given
     assert given["kv_cache_memory_bytes"] == theirs["kv_bytes"] and not given["enable_prefix_caching"]
     prompts, params = made.prepare(TINY, "seeded", 2)

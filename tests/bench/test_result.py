@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrv2lab.bench import machine, result
-from mrv2lab.bench.result import newest_result, summary, write_result
+from mrv2lab.bench.result import check_writable, newest_result, summary, write_result
 
 
 def test_summary() -> None:
@@ -67,3 +67,20 @@ def test_newest_result_of_a_gpu(tmp_path: Path) -> None:
     newest = newest_result("policies", tmp_path)
     assert newest is not None
     assert newest["figures"] == "a-policies.json"
+
+
+def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("{}")
+    for fine in ("there.json", "new.json", "a/b/new.json"):
+        check_writable(tmp_path / fine)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"], "it only looks"
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+        check_writable(tmp_path)
+    with pytest.raises(NotADirectoryError, match=r"there\.json is no folder"):
+        check_writable(tmp_path / "there.json" / "new.json")
+
+
+def test_what_is_read_only_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result.os, "access", lambda path, _: path != tmp_path)  # root may write anywhere
+    with pytest.raises(PermissionError, match="is read-only"):
+        check_writable(tmp_path / "new.json")

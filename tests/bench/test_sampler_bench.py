@@ -306,7 +306,10 @@ def test_the_command_prints_a_table() -> None:
     assert any(line.startswith("absent: vllm - ") for line in lines)
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--op", "sort"], "op 'sort'"), (["--rows", "0"], "rows must be")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--op", "sort"], "op 'sort'"), (["--rows", "0"], "rows must be"), (["--out", "."], ". is a folder")],
+)
 def test_the_command_refuses(words: list[str], said: str) -> None:
     result = call(*words)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import re
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from mrv2lab.check import memory_ledger
-from mrv2lab.check.memory_formulas import WIDTHS, evaluate, words
+from mrv2lab.check.memory_formulas import MEANINGS, WIDTHS, evaluate, words
 from mrv2lab.check.memory_ledger import growth, measure, predict, rounded_bytes
 from mrv2lab.check.memory_tables import lines_of
 from mrv2lab.cli import app
@@ -88,12 +89,22 @@ def test_every_table_has_the_bytes_of_its_formula(
         for place in ("device", "uva", "pinned"):
             actual = sum(one.nbytes for one in engine.rt.registry.buffers() if one.place.value == place)
             assert sums[place] == actual, place
-        free = set(ledger.rows[ledger.rows.expected.isna()].table)
+        free = set(ledger.rows[ledger.rows.expected.isna() & ledger.rows.requested.notna()].table)
         assert free <= {"local_max", "local_arg"}
     # The same without an engine, but for scratch that ops size.
     foretold = predict(engine.worker.config if hasattr(engine.worker, "config") else engine.config)
     both = foretold.rows.merge(ledger.rows, on=["table", "place"])
     assert len(both) >= len(foretold.rows) and (both.expected_x.dropna() == both.expected_y.dropna()).all()
+
+
+@pytest.mark.parametrize("graphs", mostly_slow(["full_decode_only", "none"], 1))
+def test_v1_has_no_slots_for_what_a_graph_reads(graphs: str) -> None:
+    """And without graphs, where the tables are the host's, dummy runs have tables of their own."""
+    options: dict[str, Any] = {"transfer": "uva_pool", "cudagraph_mode": graphs, "progress": False}
+    with Engine(SMALL, "v1", "cpu", **ODD, **options) as engine:
+        assert measure(engine).problems == []
+        engine.worker.runner.dummy_run(5)
+        assert measure(engine).problems == []
 
 
 @pytest.mark.parametrize("options", mostly_slow([{"async_scheduling": False}, {"pool_depth": 3}], 1))
@@ -194,6 +205,7 @@ def test_growth_and_pictures() -> None:
 
 def test_words_are_all_there() -> None:
     known = words(config())
+    assert list(known) == list(MEANINGS)
     for runner in ("mrv2", "v1"):
         for line in lines_of(config(runner)):
             assert not line.formula or evaluate(line.formula, known) >= 0
@@ -215,14 +227,101 @@ def test_the_command_needs_no_weights() -> None:
     assert rows["all_token_ids"]["expected"] == 64 * 1024 * 4 and rows["all_token_ids"]["requested"] is None
     assert "model.norm.weight" not in rows
     assert made["by_place"]["uva"]["requested"] > 64 * 1024 * 4
+    assert {"local_max", "local_arg", "output_bin_counts"} <= set(made["left_out"])
+    assert made["meanings"].keys() == made["words"].keys() == MEANINGS.keys()
+
+
+def lines_by_place(*given: str) -> dict[str, list[tuple[str, int, int]]]:
+    """place -> (table, how many, bytes) of its line and of the lines under it, as the command prints them."""
+    result = call(*given)
+    assert (result.exit_code, result.stderr) == (0, "")
+    made: dict[str, list[tuple[str, int, int]]] = {}
+    for line in result.stdout[: result.stdout.index("\n\n")].splitlines()[1:]:
+        name, count, nbytes = re.match(r"\s*(.+?)\s+([\d,]+)\s+([\d,]+)", line).groups()  # type: ignore[union-attr]
+        if not line.startswith(" "):
+            place = name
+        made.setdefault(place, []).append((name, int(count.replace(",", "")), int(nbytes.replace(",", ""))))
+    return made
+
+
+@pytest.mark.parametrize("given", [(), ("--each",), ("--all", "--runner", "v1"), ("--all", "--each")])
+def test_the_printed_lines_are_sorted_and_add_up(given: tuple[str, ...]) -> None:
+    """Whatever is folded into a line, the lines of a place have its tables and its bytes, the largest first."""
+    made = lines_by_place(*given)
+    by_place = json.loads(call(*given, "--json").stdout)["by_place"]
+    assert made.keys() == {"device", "uva", "pinned", "host"}
+    for place, ((_, tables, total), *lines) in made.items():
+        assert total == by_place[place]["requested"]
+        assert (sum(count for _, count, _ in lines), sum(n for _, _, n in lines)) == (tables, total)
+        sizes = [n for name, _, n in lines if name != "smaller ones"]
+        assert sizes == sorted(sizes, reverse=True)
+        if "--each" in given:
+            assert all(count == 1 for _, count, _ in lines)
+        else:
+            assert all(n >= 0.01 * total for n in sizes) and len(lines) < 25
+
+
+def test_layers_and_slots_share_a_line() -> None:
+    made = lines_by_place("--model", "qwen3-0.6b-shape", "--all", "--num-blocks", "100", "--block-size", "32")
+    one = 100 * 32 * 8 * 128 * 2
+    assert ("key_cache.*", 28, 28 * one) in made["device"]
+    assert ("block_tables.diffs.uva*", 2, 2 * 81_936) in lines_by_place()["uva"]
+
+
+def test_what_the_sums_leave_out_is_said() -> None:
+    said = call("--max-num-reqs", "8", "--max-num-batched-tokens", "64").stdout.splitlines()
+    at = said.index("not in the sums:")
+    counts, mask = 8 * 2048 * 4, 8 * 2048 // 8
+    assert (
+        f"  with a request with penalties: {counts + mask:,} device (prompt_bin_mask, output_bin_counts)" in said[at:]
+    )
+    assert "  with count_nans: 64 device, 64 pinned (num_nans.*)" in said[at:]
+    assert any(line.startswith("  as large as the op wants it") and "local_max, local_arg" in line for line in said)
+    assert "  with a step: what batches want (block_table.pointers)" in call("--runner", "v1").stdout.splitlines()
+    at = said.index("words of the formulas:")
+    assert said[at + 1 : at + 3] == [
+        "  R = 8                 requests at most, max_num_reqs",
+        "  L = 1,024             tokens of a request at most, max_model_len",
+    ]
+
+
+def test_the_sums_of_a_prediction_are_the_measured_ones_but_for_what_is_said() -> None:
+    with Engine(SMALL, "mrv2", "cpu", **ODD) as engine:
+        ledger = measure(engine)
+        foretold = predict(engine.config)
+    free = ledger.rows[ledger.rows.expected.isna() & ledger.rows.requested.notna()]
+    assert set(free.table) <= set(foretold.left_out.table)
+    missing = ledger.by_place()["requested"] - foretold.by_place()["requested"]
+    assert missing.to_dict() == {"device": int(free.requested.sum()), "uva": 0, "pinned": 0, "host": 0}
+    assert missing["device"] > 0
+
+
+def test_drafts_size_tables_by_formula() -> None:
+    """K drafts: a row keeps K of them, and a step returns K + 1 tokens a request."""
+    rows = {row["table"]: row["expected"] for row in json.loads(
+        call("--max-num-reqs", "4", "--num-speculative-tokens", "3", "--json").stdout)["rows"]}  # fmt: skip
+    assert (rows["draft_tokens"], rows["sampled.0"], rows["logprobs.rows"]) == (4 * 3 * 8, 4 * 4 * 8, 16 * 4)
+
+
+def test_tables_that_graphs_read_lie_elsewhere() -> None:
+    words_ = ("--runner", "v1", "--transfer", "uva_pool", "--json")
+    names = {
+        mode: {row["table"] for row in json.loads(call(*words_, "--cudagraph-mode", mode).stdout)["rows"]}
+        for mode in ("none", "full_decode_only")
+    }
+    assert "block_table.0.uva0" in names["none"] - names["full_decode_only"]
+    assert "block_table.0" in names["full_decode_only"] - names["none"]
 
 
 def test_the_command_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     words_ = ("--measure", "--device", "cpu", "--max-num-reqs", "8", "--max-num-batched-tokens", "64", "--all")
     result = call(*words_)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[-1] == "every table has the bytes of its formula"
-    assert any(line.startswith("model.norm.weight") for line in result.stdout.splitlines())
+    said = result.stdout.splitlines()
+    assert said[-1] == (
+        "every table that has a formula has its bytes; without one, and in the sums: local_max, local_arg (128 bytes)"
+    )
+    assert any(line.startswith("  model.layers.*.mlp.gate_proj.weight") for line in said)
     monkeypatch.setattr(request_state, "StagedWriteTensor", Wider)
     result = call(*words_)
     assert result.exit_code == 1
@@ -236,6 +335,11 @@ def test_the_command_measures(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--runner", "v3"], "runner must be one of"),
         (["--transfer", "fast"], "transfer must be one of"),
         (["--max-num-reqs", "0"], "max_num_reqs must be a positive integer, got 0"),
+        (["--block-size", "24"], "block_size must be a power of two, got 24"),
+        (["--cudagraph-mode", "ful"], "cudagraph_mode must be one of"),
+        (["--num-speculative-tokens", "-1"], "num_speculative_tokens must be an integer >= 0, got -1"),
+        (["--num-speculative-tokens", "2", "--measure"], "no engine verifies drafts yet"),
+        (["--num-speculative-tokens", "2", "--runner", "v1"], "no engine verifies drafts yet"),
     ],
 )
 def test_the_command_refuses(given: list[str], said: str) -> None:

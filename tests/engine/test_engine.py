@@ -329,7 +329,7 @@ def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": "double"}, ValueError, "dtype must be one of .*'bfloat16'.*, got 'double'"),
         ({"keep_finished": -1}, ValueError, "keep_finished must be an integer >= 0, got -1"),
         ({"device": None}, DeviceMissing, "device None is unknown; use 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"policy": "lottery"}, ValueError, "policy must be 'fcfs' or 'priority', got 'lottery'"),
+        ({"policy": "lottery"}, ValueError, r"policy must be one of \('fcfs', 'priority'\), got 'lottery'"),
         ({"runner": "v0"}, ValueError, "runner must be one of .* got 'v0'"),
         ({"kernels": "triton"}, ValueError, "kernels='triton' needs a GPU"),
     ],

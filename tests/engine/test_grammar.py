@@ -143,7 +143,7 @@ def test_a_model_without_an_end_of_text(tokenizer: Tokenizer) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ValueError, match=r"needs llguidance: pip install 'mrv2lab\[grammar\]'"):
+    with pytest.raises(ValueError, match=r"needs llguidance: pip install -e '\.\[grammar\]'"):
         GrammarCompiler(VOCAB, (EOS,)).matcher(StructuredOutput(regex="a"), tokenizer)
 
 

@@ -14,8 +14,9 @@ import mrv2lab.engine.warm_up as warm_up
 import mrv2lab.runtime.device_memory as device_memory
 from mrv2lab.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from mrv2lab.engine.engine import Engine
-from mrv2lab.engine.kv_cache_config import largest_num_blocks, resolve_kv_cache
+from mrv2lab.engine.kv_cache_config import largest_num_blocks, most_useful_blocks, resolve_kv_cache
 from mrv2lab.engine.kv_layout import kv_bytes_per_block
+from mrv2lab.engine.worker import wants_warm_up
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runner.profile_memory import MemoryProfile, size_words
 from mrv2lab.runtime import make_runtime
@@ -30,14 +31,6 @@ def engine_of(megabytes: float, **options: Any) -> Engine:
     """On a device of that much memory; few tokens a step, so that little of it is gone."""
     sizes = {"max_num_batched_tokens": 64, "memory_bytes": int(megabytes * MIB), "progress": False}
     return small_engine(**sizes | {"num_blocks": None} | options)
-
-
-@pytest.fixture(autouse=True)
-def few_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warm-up of the batches of one request, where what it allocates is of no interest."""
-    if "mixed_workload" not in request.node.name and not request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr(warm_up, "COUNTS", (1,))
-        monkeypatch.setattr(warm_up, "_dummy_shapes", lambda config: [])
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -107,7 +100,12 @@ def test_the_profile_has_every_part() -> None:
     assert (profile.budget, profile.needed, profile.available) == (900, 475, 425)
     assert sum(profile.parts().values()) == 1000
     assert "KV cache 425 B" in str(profile) and "left alone 100 B" in str(profile)
-    assert MemoryProfile(1000, 0.4, 300, 100, 50, 25).available == -75
+    short = MemoryProfile(1000, 0.4, 300, 100, 50, 25)
+    assert short.available == -75 and short.missing == 75 and profile.missing == 0
+    assert short.parts()["left alone"] == 525 and sum(short.parts().values()) == 1000
+    assert str(short).endswith("graphs (estimate) 25 B, left alone 525 B; 75 B over the budget of 400 B")
+    tiny = MemoryProfile(100, 0.9, 300, 0, 0, 0)
+    assert tiny.parts()["left alone"] == 0 and str(tiny).endswith("300 B; 210 B over the budget of 90 B")
 
 
 @pytest.mark.parametrize(
@@ -143,17 +141,115 @@ def test_a_pool_that_takes_half_of_what_is_free_is_measured() -> None:
         measured.append(1)
         return MemoryProfile(100_000, 1.0, 0, 0, 0, 0)
 
-    config = config_of(num_blocks=195, memory_bytes=100_000, gpu_memory_utilization=1.0)
+    # 61 tokens in the vocabulary, one row: tables that come late take 3 x 61 x 4 bytes at most.
+    config = config_of(num_blocks=193, memory_bytes=99_548, gpu_memory_utilization=1.0)
+    config = dataclasses.replace(config, scheduler=SchedulerConfig(max_num_reqs=1, max_model_len=48))
+    assert 2 * 193 * kv_bytes_per_block(config) + 3 * 4 * config.model.vocab_size == 99_548
     assert resolve_kv_cache(config, rt, profile).profile is None and not measured
-    config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=196))
+    config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, memory_bytes=99_547))
     assert resolve_kv_cache(config, rt, profile).profile is not None and measured
 
 
-def test_without_a_size_a_cpu_gives_a_quarter_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "physical_memory", lambda: 32 * MIB)
-    with engine_of(1, memory_bytes=None) as engine:
-        profile = engine.worker.kv_cache_config.profile
-        assert profile is not None and profile.total == 8 * MIB
+def test_a_small_pool_without_room_for_tables_that_come_late_is_refused() -> None:
+    """It takes half of what is free, but then the first request with a penalty brings counts of R x V."""
+    rows: dict[str, Any] = {"max_num_reqs": 512}
+    with engine_of(64, num_blocks=13, **rows) as engine:
+        used, kv = engine.rt.registry.nbytes(Place.DEVICE), engine.worker.kv_cache_config.nbytes
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3, presence_penalty=0.5, temperature=1.0, top_k=3))
+        engine.rt.synchronize()
+        late = engine.rt.registry.nbytes(Place.DEVICE) - used
+        assert kv < late <= 3 * 4 * 512 * engine.config.model.vocab_size
+    with pytest.raises(ValueError, match=r"leaves no KV block.* and 13 blocks take"):
+        engine_of((used + kv) / 0.9 / MIB + 0.001, num_blocks=13, **rows)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_without_a_size_a_cpu_gives_half_of_its_memory_and_no_more_than_is_of_use(
+    runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (device_memory, kv_cache_config):
+        monkeypatch.setattr(module, "physical_memory", lambda: 16 * MIB)
+    with engine_of(1, memory_bytes=None, runner=runner) as engine:
+        found = engine.worker.kv_cache_config
+        assert found.profile is not None and found.profile.total == 8 * MIB
+        assert found.num_blocks == 1 + 4 * 12 and found.enough, "four requests of 48 tokens, and the null block"
+        assert "49 blocks of 4 tokens, 256 B each, 12.2 KiB, all that max_num_reqs x max_model_len" in str(found)
+        room = largest_num_blocks(engine.config, engine.rt, found.profile.available)
+        engine.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=45, ignore_eos=True))
+        assert engine.scheduler.stats.num_preemptions == 0
+    # What is asked for is measured by the same total.
+    with engine_of(1, memory_bytes=None, runner=runner, num_blocks=room) as engine:
+        assert engine.config.cache.num_blocks == room > 10_000
+    for asked in (room + 1, 10**7):
+        with pytest.raises(ValueError, match=f"{asked:,} take .* at most {room:,} blocks fit .*8.0 MiB: ") as caught:
+            engine_of(1, memory_bytes=None, runner=runner, num_blocks=asked)
+        assert ("gpu_memory_utilization=0.901" in str(caught.value)) == (asked == room + 1)
+        assert "memory_bytes" not in str(caught.value) or asked == room + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 8}], ids=["one group", "two groups"])
+def test_what_the_limits_can_fill(options: dict[str, Any]) -> None:
+    config = config_of()
+    if options:
+        layers = {"num_hidden_layers": 2, "layer_types": ("full_attention", "sliding_attention")}
+        model = dataclasses.replace(MODEL, sliding_window=options["window"], **layers)
+        config = dataclasses.replace(config, model=model)
+    scheduler = SchedulerConfig(max_num_reqs=3, max_model_len=9)
+    assert most_useful_blocks(dataclasses.replace(config, scheduler=scheduler)) == 1 + 3 * 3 * (2 if options else 1)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_where_nothing_compiles_a_profile_is_no_warm_up_and_finds_as_much(runner: str) -> None:
+    with engine_of(8, runner=runner) as engine:
+        assert engine.worker.warmed_up is None and engine.worker.kv_cache_config.profile is not None
+        used = engine.rt.registry.nbytes(Place.DEVICE)
+        engine.warm_up(progress=False)  # which has the largest step too
+        assert engine.rt.registry.nbytes(Place.DEVICE) == used
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_profile_warms_up_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "_dummy_shapes", lambda config: [])
+    with engine_of(8, warm_up=asked) as engine:
+        assert (engine.worker.warmed_up is not None) == asked
+
+
+def test_unasked_it_does_where_kernels_are_compiled_and_something_needs_it() -> None:
+    found = {(c, n): wants_warm_up(None, compiled=c, needed=n) for c in (False, True) for n in (False, True)}
+    assert [key for key, wanted in found.items() if wanted] == [(True, True)]
+    assert all(wants_warm_up(True, compiled=c, needed=False) for c in (False, True))
+    assert not any(wants_warm_up(False, compiled=True, needed=n) for n in (False, True))
+
+
+@pytest.mark.parametrize("wish", ["logprobs", "allowed_token_ids"])
+def test_a_wish_that_the_profile_forgets_is_caught(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant of the batch: V1 allocates for each wish."""
+    made = warm_up.first_use_mix
+
+    def forgetful(vocab_size: int) -> warm_up.Mix:
+        mix = made(vocab_size)
+        plain = getattr(SamplingParams(), wish)
+        return dataclasses.replace(mix, params=(dataclasses.replace(mix.params[0], **{wish: plain}),))
+
+    monkeypatch.setattr(warm_up, "first_use_mix", forgetful)
+    monkeypatch.setattr(warm_up, "_dummy_shapes", lambda config: [])
+    with engine_of(8, runner="v1") as engine:
+        used = engine.rt.registry.nbytes(Place.DEVICE)
+        engine.warm_up(progress=False)
+        assert engine.rt.registry.nbytes(Place.DEVICE) > used
+
+
+def test_asked_for_blocks_where_there_is_no_room_at_all() -> None:
+    with pytest.raises(ValueError, match=r"leaves no KV block.* and 64 blocks take 16\.0 KiB; use") as caught:
+        engine_of(64, num_blocks=64, gpu_memory_utilization=0.0001)
+    assert "num_blocks=0" not in str(caught.value)
+    found = re.findall(r"gpu_memory_utilization=([0-9.]+) or more, or memory_bytes=([0-9]+) or more", str(caught.value))
+    with engine_of(64, num_blocks=64, gpu_memory_utilization=float(found[0][0])) as engine:
+        assert engine.config.cache.num_blocks == 64
+    with engine_of(int(found[0][1]) / MIB, num_blocks=64, gpu_memory_utilization=0.0001) as engine:
+        assert engine.config.cache.num_blocks == 64
+    with pytest.raises(ValueError, match="leaves no KV block"):
+        engine_of(0.5 * int(found[0][1]) / MIB, num_blocks=64, gpu_memory_utilization=0.0001)
 
 
 @pytest.mark.parametrize("memory_bytes", [0, -1, 1.5, True])
@@ -190,5 +286,5 @@ def test_no_out_of_memory_at_the_computed_size() -> None:
         free, total = torch.cuda.mem_get_info()
         assert total - free <= profile.budget
     del engine
-    with pytest.raises(ValueError, match="blocks fit"):
+    with pytest.raises(ValueError, match=r"blocks fit|leaves no KV block"):  # others may share the GPU
         Engine(model, num_blocks=2 * most, **options)

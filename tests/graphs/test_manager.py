@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
+from mrv2lab.config import CacheConfig
 from mrv2lab.graphs import BatchDescriptor, CudaGraphManager
 from mrv2lab.graphs.manager import NOT_CAPTURED
+from mrv2lab.graphs.out_of_memory import remedy
 from mrv2lab.runtime.base import DeviceError, Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.runtime.effects import GraphMemoryError
@@ -120,7 +123,9 @@ def test_capture_goes_largest_first_and_pieces_before_full(rt: Runtime) -> None:
     made = table(sizes=(2, 8))
     report = CudaGraphManager(rt, made).capture(prepare, progress=False)  # type: ignore[arg-type]
     assert [one.descriptor for one in report.captured] == list(made.candidates())
-    assert order == [one for one in made.candidates() for _ in range(2)]  # warm-up, then fresh inputs
+    # Warm-up, then fresh inputs; where nothing compiles, the smallest of a kind is warmed up for all.
+    warm = [rt.device.type == "cuda" or one.num_tokens == 2 for one in made.candidates()]
+    assert order == [one for one, twice in zip(made.candidates(), warm, strict=True) for _ in range(1 + twice)]
     assert [(one.graphs, one.launches) for one in report.captured] == [(3, 6), (3, 6), (1, 8), (1, 8)]
     assert report.seconds > 0 and report.nbytes >= 0
     assert str(report).splitlines()[1].startswith("  piecewise: 2, 8 tokens; 6 graphs, 12 launches, ")
@@ -202,15 +207,22 @@ def test_out_of_memory_leaves_that_size_and_larger_ones_eager(cpu: CpuRuntime) -
     sizes = _sizes(cpu, toy)
     # room for every piece and one full graph, not for a second one
     cpu.graph_limit = sum(size for one, size in sizes.items() if one.mode == "piecewise") + int(1.5 * sizes[FULL_8])
-    with pytest.warns(UserWarning, match=r"2 shapes have no graph.*full graph of 4 tokens, 4 requests: out of memory"):
-        manager = captured(toy, table())
+    manager = CudaGraphManager(cpu, table())
+    manager.remedy = "Buy memory"
+    with pytest.warns(UserWarning, match="have no graph") as caught:
+        manager.capture(toy.prepare, progress=False)
+    (warning,) = caught
+    assert warning.filename == __file__, "the caller's line, not one of ours"
+    text = str(warning.message)
+    assert text.startswith("2 of 6 shapes have no graph, so their steps take another one or run eagerly: full, plain ")
+    assert "plain decodes: 4, 8 tokens (out of memory: graph 'full.4.4': " in text and "). Buy memory; " in text
     assert FULL_2 in manager.captured and FULL_4 not in manager.captured and FULL_8 not in manager.captured
     assert manager.dispatch(2, 2, 1).descriptor == FULL_2
     decision = manager.dispatch(3, 3, 1)
     assert decision.descriptor == PIECES_4
     assert "full graph of 4 tokens, 4 requests could not be captured: out of memory" in decision.reason
     assert "given up when 4 tokens ran out of memory" in manager.dispatch(8, 8, 1).reason
-    assert "not captured: full graph of 4 tokens" in str(manager.report())
+    assert "not captured: full, plain decodes: 4, 8 tokens (out of memory: graph" in str(manager.report())
     assert seen(cpu, _step(toy, manager, [1, 2, 3], [3, 4, 5], [1] * 3)) == expected([1, 2, 3], [3, 4, 5], [1] * 3)
     cpu.graph_limit = None
     with warnings.catch_warnings():
@@ -222,7 +234,7 @@ def test_out_of_memory_leaves_that_size_and_larger_ones_eager(cpu: CpuRuntime) -
 def test_without_any_memory_every_step_is_eager(cpu: CpuRuntime) -> None:
     toy = Toy(cpu)
     cpu.graph_limit = 0
-    with pytest.warns(UserWarning, match="6 shapes have no graph"):
+    with pytest.warns(UserWarning, match="6 of 6 shapes have no graph"):
         manager = captured(toy, table())
     decision = manager.dispatch(2, 2, 1)
     assert decision.descriptor is None
@@ -239,6 +251,44 @@ def test_pieces_that_ran_out_of_memory_half_way_hold_nothing(cpu: CpuRuntime) ->
     with pytest.warns(UserWarning, match=r"graph 'piecewise\.8\.2': out of memory"):
         manager.capture(toy.prepare, progress=False)
     assert sum(tape.held for tape in cpu.tapes) == 0
+
+
+def test_the_warning_stays_short_and_names_a_size_of_one_token(cpu: CpuRuntime) -> None:
+    toy = Toy(cpu, 32)
+    cpu.graph_limit = 0
+    with pytest.warns(UserWarning, match=r"64 of 64 shapes") as caught:
+        manager = captured(toy, table("full", tuple(range(1, 33)), reqs=64))
+    assert "full, any lengths: 1, 2, 3, 4, ..., 29, 30, 31, 32 tokens (32 sizes) (out of memory: " in str(
+        caught[0].message
+    )
+    assert len(str(caught[0].message)) < 600 and len(str(manager.report()).splitlines()) == 3
+    assert len(manager.report().dropped) == 64
+    with pytest.warns(UserWarning, match=r"piecewise: 1 token \(out of memory"):
+        captured(toy, table("piecewise", (1,)))
+    manager._drop(BatchDescriptor("full", 1, 1, 1), "why")
+    assert manager.table.dropped[BatchDescriptor("full", 2, 2, 1)] == "given up when 1 token ran out of memory"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_blocks": 1024}, "by fewer num_blocks (1,024)"),
+        ({"num_blocks": None, "gpu_memory_utilization": 0.8}, "by a lower gpu_memory_utilization (0.8)"),
+    ],
+)
+def test_the_remedy_is_the_option_that_sized_the_kv_cache(options: dict[str, Any], words: str) -> None:
+    assert remedy(CacheConfig(**options)).endswith(words)
+
+
+def test_a_report_has_a_line_for_each_kind(cpu: CpuRuntime) -> None:
+    """Under "full" a size may have a graph of any lengths, one of plain decodes, or both."""
+    toy = Toy(cpu, 64)
+    lines = str(captured(toy, table("full", (1, 2, 4, 64), reqs=8)).report()).splitlines()
+    assert lines[0].startswith("8 shapes in ")
+    assert lines[1].startswith("  full, any lengths: 1, 2, 4, 64 tokens; 4 graphs, 32 launches, ")
+    assert lines[2].startswith("  full, plain decodes: 1, 2, 4, 8 tokens; 4 graphs, 32 launches, ")
+    only = captured(toy, table("piecewise", (1,))).report()
+    assert "\n  piecewise: 1 token; 3 graphs, " in str(only) and str(only).startswith("1 shape in ")
 
 
 @pytest.mark.gpu

@@ -54,7 +54,7 @@ def test_not_installed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch)
     installs(monkeypatch, jupyterlab="4.6.0")
     status = nsight_status(shell)
     assert not status.available
-    assert "pip install mrv2lab[nsight]" in status.sentence
+    assert "pip install -e '.[nsight]'" in status.sentence
     assert "nsys >= 2024.1.1" in status.sentence and "JupyterLab 4" in status.sentence
 
 

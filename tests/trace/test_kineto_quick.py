@@ -294,3 +294,38 @@ def test_nothing_but_metadata_is_still_no_trace(tmp_path: Path) -> None:
     )
     with pytest.raises(TraceError, match="2 metadata events, 2 flow arrows"):
         load(path)
+
+
+ALIKE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"pid": 1}, {"pid": 1.0}, "1 7, 1.0 7"),
+    ({"pid": 1}, {"pid": True}, "1 7, True 7"),
+    ({"tid": 7}, {"tid": 7.0}, "0 7, 0 7.0"),
+    ({"cat": "kernel", "args": {"stream": 1}}, {"cat": "kernel", "args": {"stream": True}}, "GPU 0/1, GPU 0/-1"),
+    ({"cat": "kernel", "args": {"device": 0}}, {"cat": "kernel", "args": {"device": False}}, "GPU 0/7, GPU -1/7"),
+    ({"cat": "kernel", "args": {"a": 1}}, {"cat": "kernel", "args": {"device": None}}, "GPU 0/7, GPU -1/7"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "lanes"), ALIKE)
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("quick", [True, False])
+def test_ids_that_are_equal_to_python_are_not_one_row(
+    one: dict[str, Any], other: dict[str, Any], lanes: str, block_bytes: int, quick: bool
+) -> None:
+    host = {**PLAIN, "cat": "cpu_op"}
+    trace, _ = read(orjson.dumps([{**host, **one}, {**host, **other, "ts": 2}]), block_bytes, quick=quick)
+    found = [trace.lane_of(event) for event in range(2)]
+    assert lanes == ", ".join(
+        f"GPU {lane.device}/{lane.stream}" if lane.role == "stream" else f"{lane.process} {lane.thread}"
+        for lane in found
+    )
+
+
+@pytest.mark.parametrize(("told", "kept"), [((1 << 62) - 1, (1 << 62) - 1), (1 << 62, -1), (1 << 64, -1), ("9", 9)])
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+def test_bytes_whose_sums_would_leave_int64_are_not_told(told: object, kept: int, block_bytes: int) -> None:
+    copy = {**PLAIN, "cat": "gpu_memcpy"}
+    text = b"[%b,%b]" % (orjson.dumps(copy), json.dumps({**copy, "ts": 2, "args": {"bytes": told}}).encode())
+    for quick in (True, False):
+        trace, _ = read(text, block_bytes, quick=quick)
+        assert trace.nbytes.tolist() == [-1, kept]

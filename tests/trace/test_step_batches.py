@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,11 @@ def test_the_shipped_captures_are_of_one_workload(kind: str) -> None:
     assert set(both.steps["workload"]) == {"same"} and set(both.steps["kind"]) == {"decode"}
     assert not any("cannot be told" in reason for reason in both.reasons)
     assert isinstance(steps(a)["requests"].dtype, pd.Int64Dtype) and set(steps(a)["requests"]) == {64}
+
+
+def test_a_sidecar_that_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    path = kept(tmp_path, FACTS)
+    sidecar = tmp_path / "run.json.meta.json"
+    sidecar.unlink()
+    os.mkfifo(sidecar)  # nobody writes to it, so that a reader would never be back
+    assert kinds(load(path, progress=False)) == ["unknown"] * 3

@@ -207,6 +207,8 @@ def _run(worker: Worker, config: EngineConfig, mix: Mix, count: int, longest: in
             scheduler.add_request(waiting.pop(0))
         core.step()
         steps += 1
+        if config.runner.transfer == "unsafe":
+            worker.rt.synchronize()  # wrong tokens are the lesson of it, not of a warm-up, which need not end with them
     return steps
 
 

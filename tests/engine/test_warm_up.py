@@ -104,6 +104,13 @@ def test_no_dummy_run_overtakes_another(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(done) > 10 and all(done)
 
 
+@pytest.mark.parametrize("options", RUNNERS)
+def test_under_unsafe_it_ends(options: dict[str, Any]) -> None:
+    """Its requests' tokens would be read too late, and one that never sees its end never ends."""
+    with small_engine(transfer="unsafe", num_blocks=None, memory_bytes=1 << 26, **options) as engine:
+        assert engine.worker.kv_cache_config.profile is not None
+
+
 def test_unfinished_requests_refuse_it() -> None:
     with small_engine() as engine:
         engine.submit([1, 2, 3], SamplingParams(max_tokens=3))

@@ -82,7 +82,11 @@ class DiffList:
     def _extend_contents(self, values: Values) -> None:
         contents = self.contents
         if isinstance(values, np.ndarray):
-            contents.frombytes(values.astype(self._dtype).tobytes())
+            held = values.astype(self._dtype, copy=False)
+            # As a list is refused: NumPy would wrap a number and cut a fraction off.
+            if held is not values and held.dtype.kind == "i" and not np.array_equal(held, values):
+                raise OverflowError(f"{values[held != values][0]} is no {held.dtype}")
+            contents.frombytes(held.tobytes())
             return
         try:
             contents.extend(values)

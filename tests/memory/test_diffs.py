@@ -20,6 +20,9 @@ def test_values_that_do_not_fit_leave_nothing_behind() -> None:
     for values, error in (([1, 2, 2**31], OverflowError), ([1, "2"], TypeError), ([1, 2.5], TypeError)):
         with pytest.raises(error):
             staged.append(4, 0, values)  # type: ignore[arg-type]
+    for array in (np.array([1, 2**31]), np.array([1.5])):
+        with pytest.raises(OverflowError, match=r"^(2147483648|1.5) is no int32"):
+            staged.append(4, 0, array)
     staged.append(5, 1, (8, 9))
     assert [(diff.row, diff.start, diff.values.tolist()) for diff in staged.diffs()] == [(3, 0, [7]), (5, 1, [8, 9])]
 

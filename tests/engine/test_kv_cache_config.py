@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -267,6 +269,23 @@ def test_a_block_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         assert engine.rt.registry.nbytes(Place.DEVICE) > profile.budget
 
 
+@contextmanager
+def others_hold_still() -> Iterator[None]:
+    """Skip where somebody else on the GPU takes memory meanwhile, which a profile cannot tell from its own."""
+
+    def by_others() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+
+    before = by_others()
+    try:
+        yield
+    except (ValueError, AssertionError):
+        if by_others() - before > 1 << 30:
+            pytest.skip("another process has taken memory of this GPU meanwhile")
+        raise
+
+
 @pytest.mark.gpu
 def test_no_out_of_memory_at_the_computed_size() -> None:
     """A few hundredths of the GPU, which a mixed workload does not leave."""
@@ -276,7 +295,7 @@ def test_no_out_of_memory_at_the_computed_size() -> None:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     options |= {"device": "cuda", "progress": False, "gpu_memory_utilization": (total - free) / total + 0.03}
-    with Engine(model, num_blocks=None, **options) as engine:
+    with others_hold_still(), Engine(model, num_blocks=None, **options) as engine:
         profile, most = engine.worker.kv_cache_config.profile, engine.config.cache.num_blocks
         assert profile is not None and most is not None and most > 100
         wish = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9, repetition_penalty=1.2, logprobs=5)

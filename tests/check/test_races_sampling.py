@@ -49,6 +49,7 @@ def test_silent_over_many(index: int, runner: str, policy: str) -> None:
     assert races.hazards == [] and races.corrupted_steps == []
 
 
+@pytest.mark.slow  # a mutant of teach/ is the same
 def test_counting_behind_the_output_is_found() -> None:
     """It was so once: nobody waits for what is queued behind a step's output, and it read a slot of the pool."""
     with mutants.counted_behind_the_output():

@@ -18,6 +18,7 @@ from mrv2lab.engine.kv_manager import KVCacheManager
 from mrv2lab.engine.request import Request, RequestStatus
 from mrv2lab.engine.scheduler import Scheduler
 from tests.engine.harness import Loop, expected_output, make_request, watch_failed_allocations
+from tests.slow import mostly_slow
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def test_random_schedules(work: Workload) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("num_spec", range(4))
+@pytest.mark.parametrize("num_spec", mostly_slow([0, 2, 1, 3], 2))
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_preemption_storm(asynchronous: bool, policy: str, num_spec: int) -> None:

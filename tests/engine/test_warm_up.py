@@ -77,7 +77,7 @@ def test_a_kv_cache_for_nobody_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("options", RUNNERS, ids=lambda o: o["runner"])
-@pytest.mark.parametrize("num_blocks", [40, 4, 3])
+@pytest.mark.parametrize("num_blocks", mostly_slow([4, 3, 40], 2))
 def test_layers_that_slide(num_blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two KV-cache groups, also in a cache that has one block or two for each."""
     monkeypatch.setattr(warm_up, "COUNTS", (1, 3))

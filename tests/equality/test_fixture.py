@@ -16,11 +16,12 @@ from tests.equality import make_fixture
 from tests.equality.compare import FLOAT32_BOUND, bfloat16_figures, no_further_off, off_by
 from tests.equality.harness import run_workload
 from tests.equality.make_fixture import FIXTURE, Fixture
+from tests.slow import mostly_slow
 
 gpu = pytest.mark.gpu
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 # Whole prompts, chunks, and one token a step for everybody: the shape of a decode step.
-each_chunk = pytest.mark.parametrize("chunk", [0, 16, 1])
+each_chunk = pytest.mark.parametrize("chunk", mostly_slow([16, 0, 1], 2))
 REMEDY = "; run `python -m tests.equality.make_fixture`"
 
 

@@ -18,7 +18,7 @@ from tests.equality.harness import Trace, run_workload
 from tests.equality.models import MODELS, hf_model, source
 from tests.slow import mostly_slow
 
-each_model = pytest.mark.parametrize("model", MODELS)
+each_model = pytest.mark.parametrize("model", mostly_slow(MODELS, 2))
 STREAMS = ("deferred", "lag0", "lag1", "lag2", "threaded")
 
 

@@ -180,7 +180,7 @@ def check_roundings(apply: Apply) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("check", [check_close_races, check_ties, check_roundings])
+@pytest.mark.parametrize("check", mostly_slow([check_close_races, check_ties, check_roundings], 1))
 def test_what_is_skipped_cannot_win(backend, check):
     check(implementation(gumbel_blocks, backend))
 

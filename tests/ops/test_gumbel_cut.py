@@ -89,7 +89,7 @@ CHECKS = [check, check_ties, check_close_values]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("of", CHECKS)
+@pytest.mark.parametrize("of", mostly_slow(CHECKS, 1))
 def test_a_cut_in_the_draw(backend, of):
     of(implementation(gumbel_cut_blocks, backend))
 

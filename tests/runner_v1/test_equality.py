@@ -36,7 +36,7 @@ def test_v1_equals_mrv2(index: int) -> None:
 
 
 @pytest.mark.parametrize("index", mostly_slow(range(4), 1))
-@pytest.mark.parametrize("loop", ["sync", "async"])
+@pytest.mark.parametrize("loop", mostly_slow(["async", "sync"], 1))
 def test_requests_that_sit_out_steps(loop: str, index: int) -> None:
     """MRV2's rows stay untouched; V1's are evicted and come back, with tokens that the host knows by then."""
     case = greedy_case(index, loop=loop, aborts="no", pool="roomy")

@@ -83,7 +83,7 @@ def test_on_a_gpu(index: int, totals: Totals) -> None:
     check(index, totals, "cuda")
 
 
-@pytest.mark.parametrize("index", mostly_slow(range(40), 2))
+@pytest.mark.parametrize("index", mostly_slow(range(40), 1))
 def test_v1_equals_mrv2_where_both_pad_alike(index: int) -> None:
     """With a size of R, so that MRV2's largest graph of decodes is one of V1's."""
     case = greedy_case(index)

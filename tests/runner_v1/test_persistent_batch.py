@@ -336,7 +336,7 @@ def test_a_mutant_that_forgets_nothing_is_not_caught(monkeypatch: pytest.MonkeyP
         assert_caught()
 
 
-@pytest.mark.parametrize("field", [*FIELDS, "req_id_to_index"])
+@pytest.mark.parametrize("field", mostly_slow(["req_id_to_index", *FIELDS], 16))
 @pytest.mark.parametrize("method", mostly_slow(["_move_row", "swap_states"], 1))
 def test_a_field_forgotten_in_a_move_is_caught(monkeypatch: pytest.MonkeyPatch, method: str, field: str) -> None:
     forget(monkeypatch, method, field)

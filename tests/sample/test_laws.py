@@ -73,7 +73,7 @@ def _forget() -> Iterator[None]:
 
 
 # -- the law of what remains -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", mostly_slow(CASES, 2))
+@pytest.mark.parametrize("case", mostly_slow(CASES, 1))
 def test_the_law_of_what_remains(case: str) -> None:
     """The stages' own kernels (their definitions) process the row, a million requests draw from it."""
     row = Row(CASES[case], PROMPT, OUTPUTS)

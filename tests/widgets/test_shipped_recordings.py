@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrv2lab.recording.recording import Recording
+from tests.slow import mostly_slow
 from tests.widgets.conftest import OpenPage
 from tests.widgets.harness import page as harness
 
@@ -35,7 +36,7 @@ def test_a_shipped_recording_is_whole_and_fits_its_sidecar(path: Path) -> None:
 
 
 @pytest.mark.browser
-@each_trace
+@pytest.mark.parametrize("path", mostly_slow(TRACES[::-1], 2), ids=lambda path: path.stem)
 def test_a_shipped_recording_opens_in_chromium(path: Path, open_page: OpenPage, screenshots: Path) -> None:
     recording = Recording.load(path)
     page = open_page(harness(recording, state={"index": min(30, len(recording) - 1)}))

@@ -162,7 +162,7 @@ def test_axe_can_find_something(open_page: OpenPage) -> None:
     assert "button-name" in [v["id"] for v in axe.run(page).response["violations"]]
 
 
-@pytest.mark.parametrize("width", [320, 400])
+@pytest.mark.parametrize("width", mostly_slow([320, 400], 1))
 def test_narrow_screens_need_no_sideways_scrolling(open_page: OpenPage, screenshots: Path, width: int) -> None:
     page = open_page(harness(FakeSource(live=True), FakeSource(shift=1), state={"index": 4}), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -35,7 +35,7 @@ endif
 # One thread a process: two pytest workers on two cores would otherwise fight over four OpenMP threads, and results
 # that are compared bit for bit do not depend on the machine's core count.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest
-MANY := -n $(WORKERS) --dist loadfile --timeout 300 --nbmake --nbmake-timeout 300 tests notebooks
+MANY := -n $(WORKERS) --dist worksteal --timeout 300 --nbmake --nbmake-timeout 300 tests notebooks
 # Without it `make gpu-test` would skip everything and succeed.
 NEEDS_GPU := import importlib.util, sys; torch = importlib.util.find_spec("torch") and __import__("torch"); \
   sys.exit(None if torch and torch.cuda.is_available() else f"make gpu-test: {sys.executable} has " + \

@@ -23,7 +23,7 @@ from tests.slow import mostly_slow
 
 MODELS = ("qwen3", "llama-tied")
 COUNT = 60
-QUICK = 2
+QUICK = 1
 DRAWS = workloads.draw(COUNT, 7, SAMPLING_FACTORS)
 CASES = [pytest.param(i, marks=[] if i < QUICK else [pytest.mark.slow]) for i in range(COUNT)]
 

@@ -27,6 +27,7 @@ from mrv2lab.teach import mutants
 from mrv2lab.teach.mutants import Mutant
 from tests.runner_v1.sampling import SamplingBench
 from tests.sample.pipeline import Pipeline
+from tests.slow import mostly_slow
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -205,7 +206,7 @@ def test_a_sampling_mutant_is_caught(mutant: Mutant, check: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("check", ["twin", "sampler", "race"])
-@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+@pytest.mark.parametrize("runner", mostly_slow(["mrv2", "v1"], 1))
 def test_the_checks_are_quiet_with_sampling_parameters(runner: str, check: str, tmp_path: Path) -> None:
     assert not CHECKS[check](runner, {}, nullcontext, tmp_path / "run.mrv2", sampling=True)
 

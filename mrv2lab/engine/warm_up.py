@@ -55,6 +55,11 @@ def _unchanged(output_token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Te
     return logits
 
 
+_EVERY_CUT: dict[str, Any] = {
+    "temperature": 0.7, "seed": 1, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1
+}  # fmt: skip
+
+
 def mixes(vocab_size: int, max_logprobs: int = 20) -> tuple[Mix, ...]:
     """Every kind of batch that has launches of its own."""
 
@@ -64,16 +69,7 @@ def mixes(vocab_size: int, max_logprobs: int = 20) -> tuple[Mix, ...]:
     last = vocab_size - 1
     plain, noisy = params(), params(temperature=0.7, seed=1)
     tops = sorted({min(top, vocab_size - 1) for top in (0, 1, 5, 15, max_logprobs) if 0 <= top <= max(max_logprobs, 0)})
-    every = params(
-        temperature=0.7,
-        seed=1,
-        top_k=5,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        logprobs=1,
-        bad_words=((last,),),
-    )
+    every = params(**_EVERY_CUT, logprobs=1, bad_words=((last,),))
     return (
         Mix("greedy", (plain,)),
         Mix("seeded", (noisy,)),
@@ -104,12 +100,7 @@ def first_use_mix(vocab_size: int) -> Mix:
     every = SamplingParams(
         max_tokens=OUTPUT,
         ignore_eos=True,
-        temperature=0.7,
-        seed=1,
-        top_k=5,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
+        **_EVERY_CUT,
         frequency_penalty=0.1,
         presence_penalty=0.1,
         logit_bias={0: 1.0},

@@ -7,8 +7,9 @@ max_num_batched_tokens, L = max_model_len, V = vocabulary, K = draft tokens a st
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -189,6 +190,39 @@ class Logprobs:
     ranks: np.ndarray[Any, np.dtype[np.int32]]
 
 
+class OneTokenEach(Sequence[list[int]]):
+    """Lists of one token, made only for who looks: ``tokens`` int64[r] has them as they are, which most steps are
+    content with. To others it is the list of lists that it stands for."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(index, slice):
+            return [[token] for token in self.tokens[index].tolist()]
+        return [int(self.tokens[index])]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """What a step produced, on the host. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``; an empty list is a prefill
@@ -196,7 +230,7 @@ class ModelRunnerOutput:
 
     step: int
     req_ids: list[str]
-    sampled_token_ids: list[list[int]]
+    sampled_token_ids: Sequence[list[int]]
     logprobs: Logprobs | None = None
     """Of every sampled token in the order of ``sampled_token_ids``, where a request of the batch asked for any."""
     prompt_logprobs: dict[str, Logprobs] = field(default_factory=dict)
@@ -244,7 +278,8 @@ class CommonAttentionMetadata:
     """What every attention backend is built from, one object a KV-cache group.
 
     ``max_query_len`` and ``max_seq_len`` are bounds known on the host (max_seq_len an upper bound: drafts may be
-    rejected); the exact lengths are on the device.
+    rejected); the exact lengths are on the device. Where ``any_lengths``, a graph will keep what is made of this for
+    batches of any query lengths: then the host's arrays say nothing of them, only the bounds do.
     """
 
     # [r + 1] int32, device
@@ -263,6 +298,7 @@ class CommonAttentionMetadata:
     block_table: torch.Tensor
     # [t] int64, device; -1 = write nothing
     slot_mapping: torch.Tensor
+    any_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True)

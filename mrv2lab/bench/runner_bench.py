@@ -19,14 +19,13 @@ import typer
 from tqdm.auto import tqdm
 
 from mrv2lab.bench.result import summary, write_result
-from mrv2lab.bench.step_bench import PhaseTimer
+from mrv2lab.bench.step_bench import WAIT_PHASES, PhaseTimer
 from mrv2lab.config import QWEN3_0_6B
 from mrv2lab.engine.engine import Engine
 from mrv2lab.observer import NULL_OBSERVER, WAITS, EventLog
 from mrv2lab.protocol import SamplingParams
 
 RUNNERS: tuple[Literal["v1", "mrv2"], ...] = ("v1", "mrv2")
-WAIT_PHASES = frozenset({"wait_output", "barrier_wait"})
 SHARED_PHASES = frozenset({"schedule", "forward", "logits", "update_from_output"})
 """The same code for both runners."""
 

@@ -26,6 +26,7 @@ from mrv2lab.protocol import SamplingParams
 
 PREPARATION_PHASES = frozenset(PHASES) - {"schedule", "forward", "logits", "wait_output", "update_from_output"}
 """What must not grow with the number of requests: no Python per request in it."""
+WAIT_PHASES = frozenset({"wait_output", "barrier_wait"})
 
 
 class PhaseTimer(Observer):
@@ -51,6 +52,38 @@ class PhaseTimer(Observer):
         """Close the step's account."""
         self.steps.append({**self._step, "step": total_ns})
         self._step = defaultdict(int)
+
+
+class WaitTimer(Observer):
+    """Times the waits alone: timing every phase would cost a step a twentieth of what it takes."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        """Nanoseconds."""
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """See :meth:`Observer.span`."""
+        return self._timed() if name in WAIT_PHASES else super().span(name)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter_ns()
+        yield
+        self.waited += time.perf_counter_ns() - start
+
+
+def whole_steps(engine: Engine, steps: int) -> dict[str, Any]:
+    """Microseconds of ``steps`` decode steps as wholes: ``step``, and ``host``, which is a step without its waits."""
+    walls, hosts = [], []
+    engine.observer = timer = WaitTimer()
+    for _ in range(steps):
+        waited, start = timer.waited, time.perf_counter_ns()
+        engine.step()
+        wall = time.perf_counter_ns() - start
+        walls.append(wall / 1e3)
+        hosts.append((wall - timer.waited + waited) / 1e3)
+    engine.observer = Observer()
+    return {"step": summary(walls), "host": summary(hosts)}
 
 
 def start_decodes(engine: Engine, num_requests: int, prompt_len: int, max_tokens: int, temperature: float) -> None:
@@ -140,6 +173,7 @@ def bench_cpu(steps: int) -> dict[str, Any]:
             for _ in range(10):
                 engine.step()
             figures[f"temperature_{temperature:g}_us"] = time_steps(engine, steps)
+            figures[f"temperature_{temperature:g}_whole_us"] = whole_steps(engine, steps)
     return figures
 
 
@@ -165,11 +199,15 @@ def bench_cuda(steps: int, graphs: GraphMode, fused: bool) -> dict[str, Any]:
     for count in tqdm((1, 64, 256), desc="requests"):
         row: dict[str, Any] = {}
         for label, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-            start_decodes(engine, count, 128, 300, temperature)
+            start_decodes(engine, count, 128, 320, temperature)
             for _ in range(20):
                 engine.step()
             torch.cuda.synchronize()
-            row[label] = {"host_us": time_steps(engine, steps), "allocations": allocations(engine, 32)}
+            row[label] = {
+                "whole_us": whole_steps(engine, steps),
+                "host_us": time_steps(engine, steps),
+                "allocations": allocations(engine, 32),
+            }
             if count in (1, 256):
                 row[label]["device_us"] = kernel_times(engine, 16)
             engine.reset()

@@ -120,7 +120,7 @@ class Capture:
         return Captured(
             step=output.step,
             req_ids=output.req_ids,
-            sampled=output.sampled_token_ids,
+            sampled=list(output.sampled_token_ids),
             chosen=chosen,
             input_ids=ids,
             positions=positions,

@@ -206,7 +206,8 @@ class Engine:
         """
         self._refuse_if_broken()
         try:
-            updates = self.core.step()
+            with self.worker.turn:
+                updates = self.core.step()
             self.num_steps += 1
             outputs = self.output_processor.step(updates, self.core.last_output, self.num_steps)
             for request_id in self.output_processor.ended_by_text:

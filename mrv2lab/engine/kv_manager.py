@@ -186,19 +186,24 @@ class KVCacheManager:
         self.cache_blocks(request, end)
         return new_ids
 
-    def append_block(self, request: Request) -> BlockIds:
-        """:meth:`allocate_slots` for the one token behind a full table, without lookahead, where the caller knows that
-        there are blocks: one for each group."""
-        if self._slides:
-            self._let_go(request)
-        tables = self.tables[request.req_id]
-        taken = self.pool.allocate(len(tables))
-        for table, block in zip(tables, taken, strict=True):
-            table.append(block)
-        request.num_slots += self.block_size
-        if request.num_tokens >= request.next_hash_at:
-            self.cache_blocks(request, request.num_computed_tokens + 1)
-        return tuple([[block.block_id] for block in taken])
+    def append_blocks(self, requests: Sequence[Request]) -> list[BlockIds]:
+        """:meth:`allocate_slots` for the one token behind each request's full table, in order and without lookahead,
+        where the caller knows that there are blocks: one for each of them and each group."""
+        count, block_ids = self.num_groups, []
+        blocks = [] if self._slides else self.pool.allocate(len(requests) * count)
+        for i, request in enumerate(requests):
+            if self._slides:  # one by one: what a window leaves behind may go to the same request
+                self._let_go(request)
+                taken = self.pool.allocate(count)
+            else:
+                taken = blocks[i * count : (i + 1) * count]
+            for table, block in zip(self.tables[request.req_id], taken, strict=True):
+                table.append(block)
+            request.num_slots += self.block_size
+            if self.caching and request.num_tokens >= request.next_hash_at:
+                self.cache_blocks(request, request.num_computed_tokens + 1)
+            block_ids.append(tuple([[block.block_id] for block in taken]))
+        return block_ids
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Publish the full blocks among the first ``num_tokens``, as far as the tokens in them are known."""

@@ -135,7 +135,7 @@ class RequestLifecycle:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """Everything but the place in ``running``."""
-        self._steady = None
+        self._end_steady()
         if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             self.waiting.remove(request)
         request.finish(reason)
@@ -145,13 +145,18 @@ class RequestLifecycle:
 
     def _preempt(self, request: Request) -> None:
         """Everything but the place in ``running``."""
-        self._steady = None
+        self._end_steady()
         # A victim that had a place in this step published blocks which nobody will write now.
         self.kv.free(request, num_valid_tokens=request.num_computed_tokens)
         request.preempted()
         self.stats.num_preemptions += 1
         self._preempted.add(request.req_id)
         self.waiting.requeue(request)
+
+    def _end_steady(self) -> None:
+        if self._steady is not None:
+            self._steady.end()
+            self._steady = None
 
     def _decide(self, kind: str, request: Request, needed: int, free: int) -> None:
         self.decisions.append(Decision(kind, request.req_id, needed, free))

@@ -12,6 +12,7 @@ from mrv2lab.engine.logprobs import LogprobRows
 from mrv2lab.engine.outputs import RequestOutput
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.steady import SteadyUpdates
+from mrv2lab.engine.steady_outputs import SteadyOutputs
 from mrv2lab.engine.text import TextStream
 from mrv2lab.protocol import ModelRunnerOutput, SamplingParams
 
@@ -32,10 +33,9 @@ class OutputProcessor:
         self._prompt_wanted: set[str] = set()
         """Whose prompt's log-probabilities have not come."""
         self._steady_ids: list[str] = []
-        self._steady: tuple[list[RequestOutput], list[int]] = [], []
-        """The outputs of the latest steady batch, and the steps in front of which its requests were submitted."""
-        self._steady_is_plain = False
-        """Whether nobody in it wants log-probabilities."""
+        self._steady: SteadyOutputs | None = None
+        """The outputs of the latest steady batch, whose ids those are; None if somebody in it wants log-probabilities,
+        and (ids too) while another kind of step was the latest."""
 
     def add(self, output: RequestOutput, params: SamplingParams, text: TextStream | None, step: int) -> None:
         """Expect a request that is submitted before ``step``. A finished one of the same id is forgotten."""
@@ -58,8 +58,11 @@ class OutputProcessor:
         self.ended_by_text = []
         starts = _logprob_starts(produced) if produced is not None else {}
         is_plain = not self.texts and not self._prompt_wanted and (produced is None or not produced.num_nans)
-        if is_plain and isinstance(updates, SteadyUpdates) and self._look_up(updates.req_ids):
-            return self._step_steady(updates, step)
+        if is_plain and isinstance(updates, SteadyUpdates):
+            steady = self._look_up(updates.req_ids)
+            if steady is not None:
+                return steady.step(updates.tokens, step)
+        self._end_steady()
         outputs: list[RequestOutput] = []
         requests, started_at = self.requests, self._started_at
         for update in updates:
@@ -79,26 +82,24 @@ class OutputProcessor:
             outputs.append(output)
         return outputs
 
-    def _look_up(self, req_ids: list[str]) -> bool:
-        """Whether tokens are all that there is to add; the batch is another if the list of its ids is."""
+    def _look_up(self, req_ids: list[str]) -> SteadyOutputs | None:
+        """The batch of which tokens are all that there is to add, if it is one; another list is another batch."""
         if req_ids is not self._steady_ids:
+            self._end_steady()
             self._steady_ids = req_ids
             outputs = [self.requests[req_id] for req_id in req_ids]
-            self._steady = outputs, [self._started_at[req_id] for req_id in req_ids]
-            self._steady_is_plain = all(output.logprobs is None for output in outputs)
-        return self._steady_is_plain
+            if all(output.logprobs is None for output in outputs):
+                self._steady = SteadyOutputs(outputs, [self._started_at[req_id] for req_id in req_ids])
+        return self._steady
 
-    def _step_steady(self, updates: SteadyUpdates, step: int) -> list[RequestOutput]:
-        """What :meth:`step` comes to where tokens are all that there is to add."""
-        outputs, starts = self._steady
-        for output, start, tokens in zip(outputs, starts, updates.new_token_ids, strict=True):
-            output.new_token_ids = tokens
-            output.token_ids += tokens
-            output.steps = step - start
-        return outputs.copy()
+    def _end_steady(self) -> None:
+        if self._steady is not None:
+            self._steady.close()
+            self._steady, self._steady_ids = None, []
 
     def end(self, update: RequestUpdate, step: int) -> RequestOutput:
         """Apply an end that no step brought: an abort."""
+        self._end_steady()
         output = self.requests[update.req_id]
         self._add_tokens(output, update)
         return self._settle(output, step)
@@ -161,6 +162,7 @@ class OutputProcessor:
 
     def drop_unfinished(self) -> None:
         """End every unfinished request with the reason ``"abort"``."""
+        self._end_steady()
         for output in list(self.requests.values()):
             if not output.finished:
                 output.finish_reason = "abort"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pandas as pd
 
+from mrv2lab.engine.account import Accounted
 from mrv2lab.engine.logprobs import LogprobRows
 from mrv2lab.engine.records import SchedulerStats
 
 
 @dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(Accounted):
     """One request's outcome. ``new_token_ids`` and ``new_text`` are what the last step added (for streaming).
 
     Text that may still turn out to be the beginning of a stop string, or that lacks the last byte of a character, is
-    not in it yet.
+    not in it yet. Read ``token_ids`` anew after a step: a list that was taken from it earlier may grow late.
     """
 
+    accounted: ClassVar[frozenset[str]] = frozenset(("token_ids", "new_token_ids", "steps"))
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -39,6 +42,9 @@ class RequestOutput:
     """One entry a token of the prompt (None for the first), once the prompt is computed and if they were asked for."""
     num_nans: int = 0
     """NaN logits in its rows, all steps together; each counted as minus infinity."""
+
+    def __post_init__(self) -> None:
+        self.arrears = None  # type: ignore[misc]  # a slot of the base class
 
     @property
     def finished(self) -> bool:

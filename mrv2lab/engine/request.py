@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Literal
 
+from mrv2lab.engine.account import Accounted
 from mrv2lab.engine.block_pool import NONE_HASH, hash_block
 from mrv2lab.protocol import LogitsFunction, SamplingParams
 
@@ -48,7 +49,7 @@ FINISHED: dict[FinishReason, RequestStatus] = {
 }
 
 
-class Request:
+class Request(Accounted):
     """One request. Lengths are in tokens; ``arrival_time`` in seconds on the engine's clock, used for ordering only.
 
     ``seed`` is the one the engine drew; a seed in ``sampling`` goes before it, and ``seed_given`` says which it was.
@@ -57,6 +58,11 @@ class Request:
 
     Raises ``ValueError`` for an empty prompt or a negative token id (a vocabulary is the engine's to check).
     """
+
+    accounted = frozenset(
+        ("all_token_ids", "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "num_tokens")
+    )
+    """What a :class:`SteadyBatch` accounts for."""
 
     __slots__ = (
         "all_token_ids",
@@ -140,6 +146,7 @@ class Request:
         # in the table, and the number of computed tokens at which the next block is full.
         self.num_slots = 0
         self.next_hash_at = 0
+        self.arrears = None
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -55,6 +55,8 @@ class Scheduler(RequestLifecycle):
             if self.waiting:
                 self._decide("after_preemption", self.waiting.peek(), 0, self.kv.num_free_blocks)
         elif self.waiting and step.budget > 0:
+            if told is not None:
+                step.num_scheduled = step.num_scheduled.copy()
             admitted = self._schedule_waiting(step)
 
         continued, num_scheduled = step.continued, step.num_scheduled
@@ -77,17 +79,18 @@ class Scheduler(RequestLifecycle):
 
     def _schedule_steady(self, step: StepDraft) -> ContinuedData | None:
         """What :meth:`_schedule_running` comes to for a batch that stays as it is; None if it must be asked."""
-        steady, self._steady = self._steady, None
-        if steady is None or steady.requests != self.running or len(self.running) > step.budget:
+        steady = self._steady
+        if steady is None:
             return None
+        told = None
+        lasts = len(steady.requests) == len(self.running) <= step.budget
         # Synchronous: nobody wants another token before the last one is known. Asynchronous: the last one is not known.
-        if bool(self._in_flight) != bool(self._promises):
+        if lasts and bool(self._in_flight) == bool(self._promises):
+            told = steady.schedule()
+        if told is None:
+            self._end_steady()
             return None
-        scheduled = steady.schedule()
-        if scheduled is None:
-            return None
-        self._steady = steady
-        step.num_scheduled, told = scheduled
+        step.num_scheduled = steady.one_each
         step.continued = steady.requests
         step.budget -= len(steady.requests)
         return told
@@ -221,6 +224,7 @@ class Scheduler(RequestLifecycle):
         if steady is not None and scheduled is steady.requests:
             steady.count()
         else:
+            self._end_steady()
             self._count_scheduled(scheduled, output)
             self._steady = self._find_steady(scheduled, output)
         self._in_flight.append((self.step, scheduled))
@@ -263,7 +267,7 @@ class Scheduler(RequestLifecycle):
                 f"{scheduler_output.step} with output {model_runner_output.step}"
             )
         num_scheduled, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_draft_tokens
-        sampled = _in_order(model_runner_output, num_scheduled)
+        sampled = _in_order(model_runner_output, scheduler_output)
         errors = model_runner_output.errors
         is_plain = not errors and not drafts
         updates: list[RequestUpdate] = []
@@ -274,7 +278,7 @@ class Scheduler(RequestLifecycle):
             settled = steady.settle(scheduler_output.continued, sampled) if is_plain else None
             if settled is not None:
                 return settled
-            self._steady = None
+            self._end_steady()
         for request, n, tokens in zip(requests, num_scheduled.values(), sampled, strict=True):
             req_id = request.req_id
             request.num_in_flight_tokens = in_flight = request.num_in_flight_tokens - n
@@ -361,9 +365,13 @@ def _int32(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.frombuffer(array("i", values), np.int32)
 
 
-def _in_order(output: ModelRunnerOutput, num_scheduled: Mapping[str, int]) -> list[list[int]]:
+def _in_order(output: ModelRunnerOutput, schedule: SchedulerOutput) -> Sequence[list[int]]:
     """The sampled tokens in the order of the schedule. Raises ``ValueError`` where the requests are others."""
-    if output.req_ids == list(num_scheduled):
+    num_scheduled = schedule.num_scheduled_tokens
+    # Steps in a row are told of one list of ids, and the runner answers with it: comparing hundreds of strings would
+    # touch them all.
+    same = output.req_ids is schedule.continued.req_ids and len(output.req_ids) == len(num_scheduled)
+    if same or output.req_ids == list(num_scheduled):
         return output.sampled_token_ids
     sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
     if sampled.keys() != num_scheduled.keys():

@@ -6,6 +6,8 @@ Counterpart in vLLM: ``v1/worker/gpu_worker.py``.
 from __future__ import annotations
 
 import dataclasses
+import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ class Worker:
         progress: bool = False,
     ) -> None:
         self.rt = rt
+        self.turn = Turn(rt)
+        """Around the calls of one turn of the engine's loop."""
         self.config = config
         """The engine's, its ``cache.num_blocks`` resolved."""
         self.warmed_up: WarmUp | None = None
@@ -77,7 +81,7 @@ class Worker:
             self.warm_up(progress=progress)
         if graphs:
             self.runner.graphs.remedy = remedy(config.cache)
-            with torch.inference_mode(), rt.active():
+            with self.turn:
                 self.capture_report = self.runner.warm_up_and_capture(progress=progress)
 
     def _make_kv_caches(self, size: KVCacheConfig, prefix: str = "") -> list[KVCache]:
@@ -138,22 +142,61 @@ class Worker:
 
     def execute_model(self, output: Any) -> bool:
         """Queue a step up to the hidden states; False if it has no tokens. ``output`` is the runner's own message."""
-        with torch.inference_mode(), self.rt.active():
+        with self.turn:
             launched: bool = self.runner.execute_model(output)
             return launched
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
         """Queue sampling, of structured requests behind their masks; returns the output on its way."""
         masks = () if grammar is None else (grammar,)
-        with torch.inference_mode(), self.rt.active():
+        with self.turn:
             output: AsyncModelRunnerOutput = self.runner.sample_tokens(*masks)
             return output
 
     def reset(self) -> None:
         """Drop queued work, every request's row, and what is known of steps, whose numbers begin anew."""
+        self.turn.leave()
         self.rt.reset()
         self.runner.reset()
         self.runner.graphs.stats.reset()
+
+
+class Turn(threading.local):
+    """PyTorch's inference mode and the runtime's streams, entered once around calls that each need them: entering costs
+    tens of microseconds. Reentrant, in each thread for itself, as these two are."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self._rt = rt
+        self._depth = 0
+        self._entered: tuple[AbstractContextManager[Any], ...] = ()
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            inference: Any = torch.inference_mode()
+            inference.__enter__()
+            try:
+                active = self._rt.active()
+                active.__enter__()
+            except BaseException:
+                inference.__exit__(None, None, None)
+                raise
+            self._entered = active, inference
+        self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            (active, inference), self._entered = self._entered, ()
+            try:
+                active.__exit__(*error)
+            finally:
+                inference.__exit__(*error)
+
+    def leave(self) -> None:
+        """Outside a turn: leave what an interrupt of ``__exit__`` itself has left entered."""
+        if self._depth:
+            self._depth = 1
+            self.__exit__(None, None, None)
 
 
 def wants_warm_up(asked: bool | None, *, compiled: bool, needed: bool) -> bool:

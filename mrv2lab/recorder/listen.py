@@ -318,7 +318,7 @@ class Listener(Observer):
         core = self._engine.core
         self.open.popleft()
         if core.last_output is not None:
-            step.sampled = core.last_output.sampled_token_ids
+            step.sampled = list(core.last_output.sampled_token_ids)
         for update in core.last_updates:
             if update.finish_reason is not None:
                 step.finish_reasons[update.req_id] = update.finish_reason

@@ -195,7 +195,7 @@ class Recorder:
             assert step.schedule is not None
             future = futures.get(step.schedule.step)
             if isinstance(future, AsyncOutput):
-                step.sampled = future.peek()
+                step.sampled = list(future.peek())
             elif step.schedule.total_num_scheduled_tokens:
                 return  # it broke off
             assert self._store is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.protocol import ModelRunnerOutput
+from mrv2lab.protocol import ModelRunnerOutput, OneTokenEach
 from mrv2lab.runner.sample_output import StepExtras
 from mrv2lab.runtime.base import Event, Runtime
 from mrv2lab.state.prefix import Prefix
@@ -68,13 +69,15 @@ class AsyncOutput:
         self._slot = slot.owner = None
         return ModelRunnerOutput(self.step, self.req_ids, sampled, **fields)
 
-    def peek(self) -> list[list[int]]:
+    def peek(self) -> Sequence[list[int]]:
         """The tokens of an output that nobody has fetched, for an observer after a synchronisation; it stays there."""
         assert self._slot is not None
         return self._tokens(self._slot)
 
-    def _tokens(self, slot: OutputSlot) -> list[list[int]]:
+    def _tokens(self, slot: OutputSlot) -> Sequence[list[int]]:
         count = len(self.req_ids)
+        if count <= slot.num_ones and slot.sampled_np.shape[1] == 1:
+            return OneTokenEach(slot.sampled_np[:count, 0].copy())
         tokens: list[list[int]] = slot.sampled_np[:count].tolist()
         lengths = slot.num_sampled_np[:count]
         if lengths.min() == slot.sampled_np.shape[1]:  # none is cut short

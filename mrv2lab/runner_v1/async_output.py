@@ -6,7 +6,7 @@ of the batch's ids and discarded rows, since the batch has changed by the time s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +101,7 @@ class SyncOutput:
             raise RuntimeError(f"the output of step {self.step} was fetched already")
         return output
 
-    def peek(self) -> list[list[int]]:
+    def peek(self) -> Sequence[list[int]]:
         """The tokens, for an observer; they stay there."""
         assert self._output is not None
         return self._output.sampled_token_ids

@@ -5,7 +5,7 @@ Counterpart in vLLM: ``GPUModelRunner._bookkeeping_sync`` in ``v1/worker/gpu_mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ PLACEHOLDER = -1
 
 
 def bookkeep_sync(
-    batch: InputBatch, requests: Mapping[str, CachedRequestState], req_ids: list[str], tokens: list[list[int]]
+    batch: InputBatch, requests: Mapping[str, CachedRequestState], req_ids: list[str], tokens: Sequence[list[int]]
 ) -> None:
     """Append each row's tokens (none where the row is discarded) to the token table and to its request."""
     table, lengths = batch.token_ids_cpu, batch.num_tokens_no_spec

@@ -30,7 +30,13 @@ TRANSPORTS: list[dict[str, Any]] = [
     {"transfer": "pinned_copy", "lag": 1},
     {"async_scheduling": False},
 ]
-each_transport = pytest.mark.parametrize("options", TRANSPORTS, ids=lambda o: "-".join(map(str, o.values())) or "plain")
+
+
+def _label(options: dict[str, Any]) -> str:
+    return "-".join(map(str, options.values())) or "plain"
+
+
+each_transport = pytest.mark.parametrize("options", TRANSPORTS, ids=_label)
 
 
 def answers(engine: Engine) -> list[list[int]]:
@@ -120,7 +126,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: 
 
 @pytest.mark.parametrize("when", mostly_slow(["after", "before"], 1))
 @pytest.mark.parametrize("point", POINTS)
-@each_transport
+@pytest.mark.parametrize("options", mostly_slow(TRANSPORTS, 2), ids=_label)
 def test_an_interrupt_in_the_middle_of_a_step(
     options: dict[str, Any], point: str, when: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

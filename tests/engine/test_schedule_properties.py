@@ -123,9 +123,16 @@ WORKLOADS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(WORKLOADS)
 def test_random_schedules(work: Workload) -> None:
+    run(work)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(WORKLOADS)
+def test_many_random_schedules(work: Workload) -> None:
     run(work)
 
 

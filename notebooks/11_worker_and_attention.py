@@ -78,7 +78,8 @@ full.table
 
 # %% [markdown]
 # * **torch** is the definition, **triton** our kernels. Both read the padded block table and the lengths *on the device*, and
-#   of the host they need one number: whether any request has more than one query.
+#   of the host they need little: a bound on the queries of a request, and triton whether to `split` a mixed step, whose
+#   single queries then have a kernel of their own.
 # * **flashinfer** wants the pages as one list with row pointers. Its plan is made *on the host* from lengths: the host knows
 #   how many pages each request has (an upper bound while drafts are in flight), not which; the ids are laid out by a
 #   kernel. (Its column is made by its real builder, with a stand-in for the library: it needs a GPU.)

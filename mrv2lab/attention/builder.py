@@ -7,7 +7,7 @@ never reads a device tensor: host lengths are upper bounds (vLLM: ``v1/attention
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -64,7 +64,7 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionMetadata:
-    """What ``paged_attention`` takes. The torch spec and the Triton kernel need the same."""
+    """What ``paged_attention`` takes, spec or kernel."""
 
     # [r + 1] int32, device
     query_start_loc: torch.Tensor
@@ -83,12 +83,13 @@ class PagedAttentionMetadata:
         return self.block_table, self.seq_lens, self.query_start_loc, self.max_query_len
 
     @classmethod
-    def of(cls, common: CommonAttentionMetadata) -> PagedAttentionMetadata:
-        """The fields of ``common`` that the paged ops read."""
+    def of(cls, common: CommonAttentionMetadata, **more: Any) -> Self:
+        """The fields of ``common`` that the paged ops read, and ``more`` of a subclass's."""
         return cls(
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table,
             slot_mapping=common.slot_mapping,
             max_query_len=common.max_query_len,
+            **more,
         )

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-call"
 """What our attention kernels cost a layer on a GPU, by shape and by how the kernel is cut.
 
-    python -m mrv2lab.bench.attention_bench --out attention_bench.json [--only decode] [--quick]
+    python -m mrv2lab.bench.attention_bench --out attention_bench.json [--only mixed] [--quick]
 
 A figure is the median over replays of a graph that holds one launch for each of several layers, whose caches together
 are larger than the second-level cache, divided by the layers: launch gaps inside a graph are part of it. Every row says
@@ -35,30 +35,44 @@ REPLAYS, BESIDE = 25, 200e6
 
 @dataclass(frozen=True)
 class Shape:
-    """``requests`` of ``queries`` tokens each at the end of ``context`` tokens."""
+    """``requests`` of ``queries`` tokens each at the end of ``context`` tokens, and one with a ``prompt`` if not 0."""
 
     requests: int
     context: int
     queries: int = 1
+    prompt: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.requests} x {self.context}" + (f", {self.queries} queries" if self.queries > 1 else "")
+        queries = f", {self.queries} queries" if self.queries > 1 else ""
+        return f"{self.requests} x {self.context}" + queries + (f", prompt of {self.prompt}" if self.prompt else "")
+
+    @property
+    def counts(self) -> list[int]:
+        """Queries of every request."""
+        return [self.queries] * self.requests + ([self.prompt] if self.prompt else [])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every request."""
+        return [self.context] * self.requests + ([self.prompt] if self.prompt else [])
 
     @property
     def kv_bytes(self) -> int:
-        return self.requests * self.context * KV_HEADS * D * 2 * 2
+        return sum(self.lengths) * KV_HEADS * D * 2 * 2
 
     @property
     def flops(self) -> float:
-        seen = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) / 2
-        return 4.0 * D * HEADS * self.requests * seen
+        seen = sum(n * (length - n) + n * (n + 1) / 2 for n, length in zip(self.counts, self.lengths, strict=True))
+        return 4.0 * D * HEADS * seen
 
 
 DECODE = (
     Shape(256, 152), Shape(256, 256), Shape(256, 384), Shape(128, 512), Shape(64, 1088), Shape(16, 512), Shape(1, 128),
     Shape(1, 256), Shape(1, 384), Shape(1, 2048),
 )  # fmt: skip
+MIXED = tuple(Shape(n, context, prompt=128) for n, context in ((256, 275), (128, 275), (64, 275), (4, 2048), (4, 8192)))
+"""A newcomer among decodes, as in every step of a server that is full."""
 PREFILL = (Shape(64, 1024, 1024), Shape(256, 128, 128), Shape(8, 2048, 512))
 
 
@@ -90,7 +104,7 @@ def decode_cuts(shape: Shape) -> Iterator[Cut]:
 
 def default_cut(shape: Shape) -> Cut:
     """What the launcher picks."""
-    return cut(shape.requests, KV_HEADS, _width(shape) * BLOCK_SIZE, 2)
+    return cut(len(shape.counts), KV_HEADS, _width(shape) * BLOCK_SIZE, 2)
 
 
 TILINGS = (
@@ -129,20 +143,21 @@ class Batch:
 def make_batch(shape: Shape, device: str = "cuda", layers: int | None = None) -> Batch:
     """Random keys and values in shuffled blocks; entries of the table past a request's end point nowhere."""
     generator = torch.Generator(device).manual_seed(0)
-    r, used = shape.requests, -(-shape.context // BLOCK_SIZE)
+    r, used = len(shape.counts), [-(-length // BLOCK_SIZE) for length in shape.lengths]
     layers = layers or min(96, max(3, -(-int(BESIDE) // shape.kv_bytes)))
-    blocks = torch.randperm(r * used, generator=generator, device=device).int().view(r, used)
+    blocks = torch.randperm(sum(used), generator=generator, device=device).int()
     table = torch.full((r, _width(shape)), 2**30, dtype=torch.int32, device=device)
-    table[:, :used] = blocks
-    size = (r * used, BLOCK_SIZE, KV_HEADS, D)
+    for row, mine in zip(table, blocks.split(used), strict=True):
+        row[: len(mine)] = mine
+    size = (sum(used), BLOCK_SIZE, KV_HEADS, D)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
 
     caches = [(normal(*size), normal(*size)) for _ in range(layers)]
-    q = normal(r * shape.queries, HEADS, D)
-    seq_lens = torch.full((r,), shape.context, dtype=torch.int32, device=device)
-    starts = torch.arange(r + 1, dtype=torch.int32, device=device) * shape.queries
+    q = normal(sum(shape.counts), HEADS, D)
+    seq_lens = torch.tensor(shape.lengths, dtype=torch.int32, device=device)
+    starts = torch.tensor([0, *itertools.accumulate(shape.counts)], dtype=torch.int32, device=device)
     partial, lse, counters = scratch_shapes(HEADS, KV_HEADS, D)
     scratch = (
         torch.empty(partial, device=device),
@@ -150,8 +165,8 @@ def make_batch(shape: Shape, device: str = "cuda", layers: int | None = None) ->
         torch.zeros(counters, dtype=torch.int32, device=device),
     )
     checked = max(1, min(r, 2**25 // (shape.queries * shape.context)))  # the definition makes its scores in full
-    want = torch.empty_like(q[: checked * shape.queries])
-    some = (table[:checked], seq_lens[:checked], starts[: checked + 1], shape.queries)
+    want = torch.empty_like(q[: sum(shape.counts[:checked])])
+    some = (table[:checked], seq_lens[:checked], starts[: checked + 1], max(shape.counts))
     paged.paged_attention.execute("spec", (want, q, *caches[0], *some, SCALE, 0))
     return Batch(torch.empty_like(q), q, caches, (table, seq_lens, starts), scratch, want)
 
@@ -177,9 +192,11 @@ def measure(launch: Callable[[int], None], layers: int) -> dict[str, float]:
     return {"median_us": middle, "q1_us": low, "q3_us": high}
 
 
-def _row(shape: Shape, batch: Batch, how: Cut | Tiling, launch: Callable[[int], None]) -> dict[str, Any]:
-    fields = dataclasses.asdict(how)
-    variant = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+def _variant(how: Cut | Tiling) -> str:
+    return " ".join(f"{name}={value}" for name, value in dataclasses.asdict(how).items() if value is not None)
+
+
+def _row(shape: Shape, batch: Batch, variant: str, launch: Callable[[int], None]) -> dict[str, Any]:
     row: dict[str, Any] = {"shape": shape.name, "variant": variant}
     batch.out.fill_(float("nan"))
     try:
@@ -195,6 +212,8 @@ def _row(shape: Shape, batch: Batch, how: Cut | Tiling, launch: Callable[[int], 
 
 def rows(quick: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
     """A row for each shape and variant; ``quick`` measures what the launchers pick and nothing else."""
+    if only in ("", "mixed"):
+        yield from mixed_rows(quick)
     kernel = decode.decode_attention.kernel.load()
     for shape in DECODE if only in ("", "decode") else ():
         batch = make_batch(shape)
@@ -204,7 +223,7 @@ def rows(quick: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
                 q, caches = (batch.out, batch.q), batch.caches[layer]
                 decode.launch(kernel, *q, *caches, *batch.meta, SCALE, 0, *batch.scratch, how)
 
-            yield _row(shape, batch, how, one) | {"default": how == default_cut(shape)}
+            yield _row(shape, batch, _variant(how), one) | {"default": how == default_cut(shape)}
         del batch
         torch.cuda.empty_cache()
     kernel = paged.paged_attention.kernel.load()
@@ -215,9 +234,32 @@ def rows(quick: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
 
             def many(layer: int, batch: Batch = batch, tiling: Tiling = tiling, n: int = shape.queries) -> None:
                 q, caches = (batch.out, batch.q), batch.caches[layer]
-                paged.launch(kernel, *q, *caches, *batch.meta, n, SCALE, 0, tiling)
+                paged.launch(kernel, *q, *caches, *batch.meta, n, SCALE, 0, False, tiling)
 
-            yield _row(shape, batch, tiling, many) | {"default": tiling == picked}
+            yield _row(shape, batch, _variant(tiling), many) | {"default": tiling == picked}
+        del batch
+        torch.cuda.empty_cache()
+
+
+def mixed_rows(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Single queries and a prompt: all in ``paged_attention``, or each in its own kernel, as a graph has it."""
+    singles, any_number = decode.decode_attention.kernel.load(), paged.paged_attention.kernel.load()
+    for shape in MIXED:
+        batch = make_batch(shape)
+        picked = paged.tiling(shape.prompt, HEADS // KV_HEADS, D, 2)
+        for tiling in dict.fromkeys((picked, *(() if quick else TILINGS))):
+            for split in (False, True):
+
+                def both(
+                    layer: int, shape: Shape = shape, batch: Batch = batch, tiling: Tiling = tiling, split: bool = split
+                ) -> None:
+                    common = (batch.out, batch.q, *batch.caches[layer], *batch.meta)
+                    if split:
+                        decode.launch(singles, *common, SCALE, 0, *batch.scratch, default_cut(shape))
+                    paged.launch(any_number, *common, shape.prompt, SCALE, 0, split, tiling)
+
+                variant = ("decode, " if split else "") + f"paged {_variant(tiling)}"
+                yield _row(shape, batch, variant, both) | {"default": split and tiling == picked}
         del batch
         torch.cuda.empty_cache()
 
@@ -237,7 +279,7 @@ def main() -> None:
     """Measure, print a line a row, and write the JSON file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
-    parser.add_argument("--only", choices=("decode", "prefill"), default="")
+    parser.add_argument("--only", choices=("decode", "mixed", "prefill"), default="")
     parser.add_argument("--quick", action="store_true", help="only what the launchers pick")
     options = parser.parse_args()
     copy = copy_bandwidth()

@@ -18,17 +18,19 @@ tl = None
 
 
 def paged_attention_spec(
-    out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window
-):
+    out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window,
+    skip_single=False,
+):  # fmt: skip
     """out[i] = softmax(scale * q[i] K^T) V in float32, over the keys of its request that token i sees: p - window + 1
     .. p at position p, or 0 .. p where window is 0.
 
     out, q: [t, Hq, D]; caches: [num_blocks, block_size, Hk, D]; block_table: int32[r, B]; seq_lens: int32[r];
     query_start_loc: int32[r + 1]. Request j's queries are its last positions. Rows of no request or of an
-    empty one stay as they are.
+    empty one stay as they are, and where ``skip_single``, so do those of requests with exactly one query.
     """
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    live = [j for j in range(len(lengths)) if starts[j] < starts[j + 1] and lengths[j] > 0]
+    least = 2 if skip_single else 1
+    live = [j for j in range(len(lengths)) if starts[j + 1] - starts[j] >= least and lengths[j] > 0]
     # Neighbours with the same number of queries go as one batch, shorter ones padded: all decodes at once.
     for _, group in itertools.groupby(live, key=lambda j: starts[j + 1] - starts[j]):
         batch = list(group)
@@ -137,11 +139,11 @@ def _one_tile(
     return new_best, total, acc
 
 
-@jit(do_not_specialize=["num_reqs", "window"])
+@jit(do_not_specialize=["num_reqs", "window", "skip_single"])
 def paged_attention_kernel(
     out, out_stride_t, out_stride_h, q, q_stride_t, q_stride_h,
     key_cache, value_cache, key_stride_b, key_stride_s, key_stride_h, value_stride_b, value_stride_s, value_stride_h,
-    block_table, block_table_stride, seq_lens, query_start_loc, num_reqs, scale, window,
+    block_table, block_table_stride, seq_lens, query_start_loc, num_reqs, scale, window, skip_single,
     GROUP: tl.constexpr, D: tl.constexpr, D_P2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, ONE_BLOCK: tl.constexpr,
     PLAIN_TILES: tl.constexpr, WINDOWED: tl.constexpr,
@@ -157,6 +159,11 @@ def paged_attention_kernel(
     start = tl.load(query_start_loc + request)
     length = tl.load(seq_lens + request)
     query_len = tl.where(length > 0, tl.load(query_start_loc + request + 1) - start, 0)
+    query_len = tl.where(query_len <= skip_single, 0, query_len)
+    # Padding, a block past the request's end, or a query that decode_attention serves. The small tiling, whose programs
+    # do little without keys, would pay for the return with 4 registers, and so with 1 of 4 programs a multiprocessor.
+    if PLAIN_TILES and first >= query_len:
+        return
     context = length - query_len
 
     m = tl.arange(0, BLOCK_M)
@@ -182,7 +189,7 @@ def paged_attention_kernel(
     if WINDOWED:
         begin = tl.maximum(context + first - window + 1, 0) // TILE * TILE
     elif PLAIN_TILES:  # tiles that all rows see whole need no masks
-        plain_end = tl.where(first < query_len, (context + first + 1) // TILE * TILE, 0)
+        plain_end = (context + first + 1) // TILE * TILE
         for tile in range(0, plain_end, TILE):
             best, total, acc = _one_tile(
                 best, total, acc, queries, position, tile, end, window, table,
@@ -228,19 +235,25 @@ def tiling(max_query_len: int, group: int, d: int, element_size: int) -> Tiling:
         return Tiling(small, 64, 4, 3, plain_tiles=False)
     if max_query_len * group <= 64 or d > 128:
         return Tiling(max(small, 64), 64, 4, 2)
+    if max_query_len <= 512:
+        # Few queries want many programs. On an H200, a prompt of 128 among single queries behind 275 tokens: 27 us a
+        # layer with 64 of those and 95 with 256, where large tiles take 44 and 157.
+        return Tiling(max(small, 64), 32, 4, 3, maxnreg=128)
     return Tiling(max(small, 128), 64, 8, 2, maxnreg=128)  # two programs a multiprocessor: 327 TFLOP/s, else 248
 
 
 @op(spec=paged_attention_spec, kernel=paged_attention_kernel, writes=("out",), numpy=False)
 def paged_attention(
-    kernel, out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window
-):
+    kernel, out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window,
+    skip_single=False,
+):  # fmt: skip
     """Attend from q [t, Hq, D] to the paged keys and values of each request, into out [t, Hq, D].
 
     ``block_table`` int32[r, B], ``seq_lens`` int32[r] (this step's tokens included), ``query_start_loc`` int32[r + 1];
     ``max_query_len`` is the host's bound on a request's queries. Caches [num_blocks, block_size, Hk, D] hold the
     step's own keys already. A query sees the last ``window`` keys, its own included; 0 = all. A request without queries
-    or tokens (padding) writes nothing.
+    or tokens (padding) writes nothing; where ``skip_single``, nor does one with exactly one query, which
+    ``decode_attention`` serves. Their programs end before they read a key.
     """
     group = q.shape[1] // key_cache.shape[2]
     cut = tiling(max_query_len, group, next_power_of_2(q.shape[2]), q.element_size())
@@ -256,13 +269,15 @@ def paged_attention(
         max_query_len,
         scale,
         window,
+        skip_single,
         cut,
     )
 
 
 def launch(
-    kernel, out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window, cut
-):
+    kernel, out, q, key_cache, value_cache, block_table, seq_lens, query_start_loc, max_query_len, scale, window,
+    skip_single, cut,
+):  # fmt: skip
     """:func:`paged_attention` with a given :class:`Tiling`."""
     t, heads, d = q.shape
     num_reqs, kv_heads = seq_lens.shape[0], key_cache.shape[2]
@@ -273,7 +288,7 @@ def launch(
         kernel[(kv_heads, num_reqs if one_block else t // block_q + num_reqs)](
             out, out.stride(0), out.stride(1), q, q.stride(0), q.stride(1),
             key_cache, value_cache, *key_cache.stride()[:3], *value_cache.stride()[:3],
-            block_table, block_table.stride(0), seq_lens, query_start_loc, num_reqs, scale, window,
+            block_table, block_table.stride(0), seq_lens, query_start_loc, num_reqs, scale, window, int(skip_single),
             GROUP=group, D=d, D_P2=max(16, next_power_of_2(d)), BLOCK_SIZE=key_cache.shape[1],
             BLOCK_M=cut.block_m, BLOCK_Q=block_q, TILE=cut.tile, ONE_BLOCK=one_block,
             PLAIN_TILES=cut.plain_tiles, WINDOWED=window > 0,

@@ -115,6 +115,7 @@ class ForwardPass:
                 max_seq_len=self.max_model_len,
                 block_table=table[:reqs],
                 slot_mapping=self.block_tables.slot_mappings[g, :tokens],
+                any_lengths=descriptor.query_len is None,
             )
             for g, table in enumerate(self.block_tables.input_tables)
         ]

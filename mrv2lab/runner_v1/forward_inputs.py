@@ -76,6 +76,7 @@ class InputsBuilder:
                 "num_tokens": key.num_tokens,
                 "max_query_len": key.num_tokens // reqs if key.uniform else key.num_tokens,
                 "max_seq_len": self._max_model_len,
+                "any_lengths": not key.uniform,
             }
         return found
 

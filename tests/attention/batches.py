@@ -70,9 +70,9 @@ def make_step(
         blocks = [ids.pop() for _ in range(needed[j])]
         first = 0 if window is None else max(length - n - window + 1, 0)
         dense = torch.randn(2, length, kv_heads, head_dim, generator=generator).to(dtype)
-        for position in range(first if strict else first // block * block, length):
-            for cache, values in zip(caches, dense, strict=True):
-                cache[blocks[position // block], position % block] = values[position]
+        held = torch.arange(first if strict else first // block * block, length)
+        for cache, values in zip(caches, dense, strict=True):
+            cache[torch.tensor(blocks, dtype=torch.long)[held // block], held % block] = values[held]
         # Before the window the table's entries are stale too.
         table[j, first // block : needed[j]] = torch.tensor(blocks[first // block :], dtype=torch.int32)
         keys, values = dense.double().repeat_interleave(heads // kv_heads, 2)

@@ -126,8 +126,11 @@ def test_dummy_runs_between_steps_leave_plans_alone(runner: Any, monkeypatch: py
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["torch", "triton", "flashinfer"])
-def test_on_a_gpu(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"), [("torch", "none"), ("triton", "none"), ("triton", "full"), ("flashinfer", "none")]
+)
+@pytest.mark.parametrize("runner", ["mrv2", "v1"])
+def test_on_a_gpu(name: str, mode: str, runner: str) -> None:
     """bfloat16, heads of 128, blocks of 16, two groups; against the definition on the same GPU."""
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         pytest.skip("flashinfer is not installed")
@@ -147,6 +150,7 @@ def test_on_a_gpu(name: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     work = Workload(tuple(Arrival(i % 3, 20 + 17 * i, params) for i in range(6)))
     options = {"device": "cuda", "num_blocks": 256, "block_size": 16, "max_model_len": 256, "max_num_reqs": 8}
-    want, got = trace_of("torch", model, work, **options), trace_of(name, model, work, **options)
+    want = trace_of("torch", model, work, runner=runner, **options)
+    got = trace_of(name, model, work, runner=runner, cudagraph_mode=mode, **options)
     check_near(want, got, 3e-2)
     assert torch.isfinite(torch.cat(list(got.logits.values()))).all()

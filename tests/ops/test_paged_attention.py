@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from mrv2lab.ops._decode_cut import scratch_shapes
+from mrv2lab.ops.decode_attention import decode_attention
 from mrv2lab.ops.paged_attention import Tiling, paged_attention
-from tests.ops.attention import SCALE, SPARE, Batch, inputs
+from tests.ops.attention import SCALE, SPARE, Batch, Inputs, inputs
 from tests.ops.backends import BACKENDS, INTERPRET, Apply, caught, implementation, mutant, poisoned
 from tests.ops.floats import assert_near, randn, skip_if_unfaithful
 
 
-def check_batch(apply: Apply, batch: Batch) -> None:
-    """Against float64; rows of no request stay as they are."""
+def check_batch(apply: Apply, batch: Batch, *skip_single: bool) -> None:
+    """Against float64; rows of no request stay as they are, and rows that are to be skipped."""
     b = inputs(batch)
     out = poisoned(*b.q.shape, dtype=batch.dtype)
     meta = (b.block_table, b.seq_lens, b.query_start_loc, b.max_query_len)
-    apply(out, b.q, *b.caches, *meta, SCALE, batch.window)
+    apply(out, b.q, *b.caches, *meta, SCALE, batch.window, *skip_single)
     t = len(b.want)
     assert len(out) == t + SPARE
     live = ~b.want[:, 0, 0].isnan()
+    if any(skip_single):
+        live[singles_of(b)] = False
     assert out[:t][live].isfinite().all()
     assert_near(out[:t][live], b.want[live], times=4)
     assert out[:t][~live].isnan().all()
     assert out[t:].isnan().all()
+
+
+def singles_of(b: Inputs) -> torch.Tensor:
+    """[t] rows of the requests with exactly one query, as indices."""
+    starts = b.query_start_loc.long()
+    return starts[:-1][starts.diff() == 1]
 
 
 MIXED = [(1, 9), (11, 11), (1, 1), (3, 20), (17, 21), (1, 16), (2, 2)]
@@ -32,6 +44,10 @@ MIXED = [(1, 9), (11, 11), (1, 1), (3, 20), (17, 21), (1, 16), (2, 2)]
 def check_mixed(apply: Apply) -> None:
     check_batch(apply, Batch(MIXED[:4]))
     check_batch(apply, Batch([(1, 9), (1, 3)]))
+
+
+def check_skips(apply: Apply) -> None:
+    check_batch(apply, Batch([(1, 9), (2, 2), (1, 30), (11, 11)]), True)
 
 
 def check_windows(apply: Apply) -> None:
@@ -114,6 +130,85 @@ def test_tilings(backend, tiling, monkeypatch):
     check_batch(apply, Batch([(40, 70), (1, 50), (9, 9)], (4, 2), 16, dtype=torch.float16))
 
 
+HALF = Batch([(1, 9), (40, 70), (1, 33), (2, 9), (1, 0)], heads=(4, 1), head_dim=32, dtype=torch.float16, padding=2)
+"""Queries of several programs."""
+SPLIT = [
+    pytest.param(Batch(MIXED, (2, 1)), id="mixed"),
+    pytest.param(HALF, id="half"),
+    pytest.param(Batch([(1, 70), (3, 33), (1, 3)], (6, 2), window=9), id="window"),
+    pytest.param(Batch([(1, 9), (1, 3)], padding=3), id="decodes"),
+    pytest.param(Batch([(4, 9), (1, 0), (1, 30)], (2, 1), padding=1), id="padding", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("batch", SPLIT)
+def test_single_queries_are_skipped(backend, batch):
+    check_batch(implementation(paged_attention, backend), batch, True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("batch", SPLIT)
+def test_with_decode_attention_it_makes_what_it_makes_alone(backend, batch):
+    b = inputs(batch)
+    alone, together = (poisoned(*b.q.shape, dtype=batch.dtype) for _ in range(2))
+    meta, how = (b.block_table, b.seq_lens, b.query_start_loc), (SCALE, batch.window)
+    implementation(paged_attention, backend)(alone, b.q, *b.caches, *meta, b.max_query_len, *how)
+    partial, lse, counters = scratch_shapes(*batch.heads, batch.head_dim)
+    scratch = (torch.empty(partial), torch.empty(lse), torch.zeros(counters).int())
+    implementation(decode_attention, backend)(together, b.q, *b.caches, *meta, *how, *scratch)
+    implementation(paged_attention, backend)(together, b.q, *b.caches, *meta, b.max_query_len, *how, True)
+    live = ~b.want[:, 0, 0].isnan()
+    assert_near(together[: len(live)][live], alone[: len(live)][live].double(), times=4)
+    assert torch.equal(together.isnan(), alone.isnan())
+
+
+BEHIND_THE_RETURN, AT_A_TILE = "    context = length - query_len\n", "    for tile in range(begin, end, TILE):\n"
+
+
+def came_by(line: str, dtype: torch.dtype, folder: Path, mistake: tuple[str, str] = ("", "")) -> list[str]:
+    """Which batches have a program that comes by ``line`` of the kernel, where a probe writes behind the batch."""
+    indent = "        " if line == AT_A_TILE else "    "
+    probed = mutant(paged_attention, line, f"{line}{indent}tl.store(out + 9 * out_stride_t, 1.0)\n", folder)
+    if mistake[0]:
+        probed = mutant(probed, *mistake, folder)
+    found = []
+    for name, requests, skip_single in (
+        ("served", [(1, 9), (1, 20)], False),
+        ("decodes", [(1, 9), (1, 20)], True),
+        ("empty", [(0, 9), (1, 0)], False),
+    ):
+        b = inputs(Batch(requests, dtype=dtype))
+        out, longest = torch.zeros_like(b.q), 40
+        meta = (b.block_table, b.seq_lens, b.query_start_loc, longest)
+        implementation(probed, "interpret")(out, b.q, *b.caches, *meta, SCALE, 0, skip_single)
+        if out[9, 0, 0]:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "dtype"), [(BEHIND_THE_RETURN, torch.float16), (AT_A_TILE, torch.float32)], ids=["large", "small"]
+)
+def test_programs_with_nothing_to_do_end_before_they_read_a_key(line, dtype, tmp_path):
+    """At once under the large tilings, at the first tile under those without plain tiles."""
+    pytest.importorskip("triton")
+    assert came_by(line, dtype, tmp_path) == ["served"]
+    mistake = ("PLAIN_TILES and first >= query_len", "PLAIN_TILES and first > query_len")
+    if line == BEHIND_THE_RETURN:
+        assert "decodes" in came_by(line, dtype, tmp_path, mistake)
+
+
+@pytest.mark.parametrize("backend", [BACKENDS[2]])
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_newcomer_among_256_decodes(backend, window):
+    """The batch of a full server; bfloat16, 16/8 heads of 128, blocks of 16."""
+    requests = [(1, 150 + (37 * i) % 250) for i in range(256)] + [(128, 128)]
+    batch = Batch(requests, (16, 8), 128, 16, torch.bfloat16, padding=3, window=window)
+    check_batch(implementation(paged_attention, backend), batch, True)
+    test_with_decode_attention_it_makes_what_it_makes_alone(backend, batch)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batch_composition_does_not_matter(backend):
     """A decode alone, among decodes, and beside a prompt: the same row up to rounding."""
@@ -146,6 +241,8 @@ def test_batch_composition_does_not_matter(backend):
         ),
         ("out[rows] =", "out[rows.start + 1 : rows.stop + 1] ="),
         ("key > position - window", "key >= position - window"),
+        ("2 if skip_single else 1", "1"),
+        ("2 if skip_single else 1", "3 if skip_single else 1"),
     ],
     ids=[
         "not causal",
@@ -156,11 +253,13 @@ def test_batch_composition_does_not_matter(backend):
         "head mapping",
         "row offset",
         "window one too long",
+        "single queries not skipped",
+        "two queries skipped",
     ],
 )
 def test_mutants_of_the_spec(old, new, tmp_path):
     apply = implementation(mutant(paged_attention, old, new, tmp_path), "spec")
-    assert caught(check_mixed, apply) or caught(check_windows, apply)
+    assert caught(check_mixed, apply) or caught(check_windows, apply) or caught(check_skips, apply)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +273,14 @@ def test_mutants_of_the_spec(old, new, tmp_path):
         ("& (query < query_len)", ""),
         ("acc * shrink[:, None]", "acc"),
         ("first + BLOCK_Q, query_len), 0)", "first + 1, query_len), 0)"),
-        ("(context + first + 1) // TILE * TILE, 0)", "end // TILE * TILE, 0)"),
+        ("(context + first + 1) // TILE * TILE", "end // TILE * TILE"),
         ("> (position - window)[:, None]", ">= (position - window)[:, None]"),
         ("context + first - window + 1, 0)", "context + first - window + 1 + TILE, 0)"),
         ("inside & (n > tl.min(position, axis=0) - window)", "inside"),
         ("if WINDOWED else new_best", "if MASKED and not WINDOWED else new_best"),
+        ("query_len <= skip_single", "query_len < skip_single"),
+        ("query_len <= skip_single", "query_len <= 2 * skip_single"),
+        ("query_len <= skip_single", "query_len <= 1"),
     ],
     ids=[
         "own key unseen",
@@ -194,6 +296,9 @@ def test_mutants_of_the_spec(old, new, tmp_path):
         "window begins late",
         "NaN read before the window",
         "nothing seen yet",
+        "single queries not skipped",
+        "two queries skipped",
+        "always skipped",
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -201,4 +306,5 @@ def test_mutants_of_the_kernel(old, new, tmp_path):
     pytest.importorskip("triton")
     apply = implementation(mutant(paged_attention, old, new, tmp_path), "interpret")
     long = Batch([(3, 70), (40, 100)], dtype=torch.float16)
-    assert caught(check_mixed, apply) or caught(lambda f: check_batch(f, long), apply) or caught(check_windows, apply)
+    checks = (check_skips, check_mixed, lambda f: check_batch(f, long), check_windows)
+    assert any(caught(check, apply) for check in checks)

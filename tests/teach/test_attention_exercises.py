@@ -81,11 +81,11 @@ def test_let_go() -> None:
 def test_frozen(steps: tuple[StepMetadata, ...]) -> None:
     step = steps[0]
     host = ["kind", "indptr_np", "first_page_np", "last_page_len_np", "query_start_loc_np", "plan"]
-    assert exercises.check_frozen(step, "triton", ["max_query_len"]).right
+    assert exercises.check_frozen(step, "triton", ["max_query_len", "split"]).right
     assert exercises.check_frozen(step, "flashinfer", host).right
     for backend, wrong, hint in (
         ("triton", None, "in place of None"),
-        ("triton", [], "1 more of triton's"),
+        ("triton", ["max_query_len"], "1 more of triton's"),
         ("triton", ["seq_lens", "max_query_len"], "seq_lens is on the device"),
         ("triton", ["plan"], "triton has no field 'plan'"),
         ("flashinfer", host[1:], "1 more of flashinfer's"),

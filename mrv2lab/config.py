@@ -243,9 +243,9 @@ class RunnerConfig:
     """Attention backend: torch is the definition, triton ours, flashinfer an extra (CUDA). auto = torch where specs
     run, else triton."""
     fused_prepare: bool = False
-    """MRV2 only: one launch prepares a batch of plain decodes (``ops/prepare_decode``) in place of four, which stay for
-    every other batch; its rows are not sent again while they are the last step's, and that each row samples one token
-    is not counted again. Off, since all of that is what lessons show; a replay shows it either way."""
+    """MRV2 only: one launch prepares a batch without drafts (``ops/prepare_decode``, ``ops/prepare_batch``) in place of
+    four or five; rows are not sent again while they are the last step's, and that each row samples one token is not
+    counted again. Off, since all of that is what lessons show; a replay shows it either way."""
     protected: tuple[str, ...] | None = None
     """V1's barrier only: the buffers whose copies lie inside it; None = all. Leaving one out is V1's silent bug."""
 

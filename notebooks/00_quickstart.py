@@ -75,8 +75,8 @@ for phase in paused_step(engine):
     print(f"{phase:20s} num_computed of rows 4 to 7: {computed[4:].tolist()}   staged diffs: {staged}")
 
 # %% [markdown]
-# What the CPU staged in *update_states* is gone after *apply_writes*: one kernel a table applied it. The counts move in
-# *postprocess*, by a kernel, without the CPU being asked: that is how the next step can be prepared while this one still
+# What the CPU staged in *update_states* is gone after *apply_writes*: one kernel applied it to the requests' tables
+# and one to their block tables. The counts move in *postprocess*, by a kernel, without the CPU being asked: that is how the next step can be prepared while this one still
 # runs. (`wait_output` and `update_from_output` belong to the step *before*: with
 # asynchronous scheduling, step N + 1 is queued before step N's tokens are fetched.)
 #

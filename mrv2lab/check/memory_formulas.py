@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,6 +136,7 @@ class Writer:
     def __init__(self, owner: str, policy: str, config: EngineConfig) -> None:
         self.owner, self.policy = owner, policy
         self._depth = config.runner.pool_depth
+        self._words = words(config)
 
     def plain(self, name: str, formula: str, place: str = "device") -> Line:
         """A tensor as it stands."""
@@ -170,11 +171,22 @@ class Writer:
         yield self.plain(name, formula, place)
         yield from self.diffs(name, str(writes), formula.rpartition(" ")[2])
 
-    def diffs(self, name: str, writes: str, dtype: str, grouped: bool = False) -> Iterator[Line]:
-        """Row, start, where the values begin and (``grouped``) the table of every diff, and room for 16 values each;
-        every part ends at a multiple of 16 bytes."""
-        parts = f"{3 if grouped else 2} * 4 * ceil({writes} / 4) + 4 * ceil(({writes} + 1) / 4)"
-        yield from self.staging(f"{name}.diffs", f"({parts} + {WIDTHS[dtype] // 4} * 16 * {writes}) int32")
+    def diffs(self, name: str, writes: str, dtype: str, others: Sequence[str] | None = None) -> Iterator[Line]:
+        """Row, start, where the values begin and (of several tables) the table of every diff, and room for 16 values
+        each of every table; every part of the heads ends at a multiple of 16 bytes. Beside them there is room for 64
+        diffs, for 512, and so on, with room for 4,096 values. ``others``: the values of a row of each table but the one
+        with the longest."""
+        parts = {"diffs": (writes, "0")}
+        few, most = 64, evaluate(f"{writes} int32", self._words) // 4
+        while few < most:
+            parts[f"diffs.{few}"] = str(few), "4096"
+            few *= 8
+        more, arrays = (0, 3) if others is None else (len(others) + 1, 4)
+        for part, (count, least) in parts.items():
+            heads = f"{arrays} * 4 * ceil(({count} + {1 + more}) / 4)"
+            rooms = [f"max(min({n}, 16) * {count}, min({n}, {least}))" for n in others or ()]
+            rooms.append(f"max(16 * {count}, {least})")
+            yield from self.staging(f"{name}.{part}", f"({heads} + {WIDTHS[dtype] // 4} * ({' + '.join(rooms)})) int32")
 
     def returned(self, name: str, formula: str) -> Iterator[Line]:
         """Something a step brings back: the device's and its pinned copy."""

@@ -85,11 +85,14 @@ def mrv2_lines(config: EngineConfig) -> Iterator[Line]:
     policy, groups = config.runner.transfer, range(len(config.model.kv_groups))
     rows = Writer("state/request_state.py", policy, config)
     drafts = "K" if config.spec.num_speculative_tokens else "1"
-    yield from rows.staged("all_token_ids", "R x L int32", "uva", writes=256)
+    yield rows.plain("all_token_ids", "R x L int32", "uva")
     yield from rows.table("prompt_len", "R int32")
     yield from rows.table("prefill_len", "R int32")
-    yield from rows.staged("total_len", "R int32")
-    yield from rows.staged("num_computed_tokens", "R int32")
+    yield from rows.devices({
+        "total_len": "R int32", "num_computed_tokens": "R int32", "request_state.pointers": "3 uint64",
+        "request_state.strides": "3 int64",
+    })  # fmt: skip
+    yield from rows.diffs("request_state", "(3 * R)", "int32", ["1", "1"])
     yield rows.plain("last_sampled_tokens", "R int64")
     yield from rows.staged("draft_tokens", f"R x {drafts} int64")
     yield rows.plain("next_prefill_tokens", f"{drafts} x R int32")
@@ -98,14 +101,14 @@ def mrv2_lines(config: EngineConfig) -> Iterator[Line]:
 
     blocks = Writer("state/block_tables.py", policy, config)
     for g in groups:
-        yield from blocks.staged(f"block_table.{g}", "R x ceil(L / B) int32")
+        yield blocks.plain(f"block_table.{g}", "R x ceil(L / B) int32")
         yield blocks.plain(f"input_block_table.{g}", "R x ceil(L / B) int32")
     yield from blocks.table("num_blocks", "G x R int32")
     yield from blocks.devices({
         "slot_mappings": "G x T int64", "block_sizes": "G int32", "input_table.pointers": "G uint64",
         "block_tables.pointers": "G uint64", "block_tables.strides": "G int64",
     })  # fmt: skip
-    yield from blocks.diffs("block_tables", "(G * R)", "int32", grouped=True)
+    yield from blocks.diffs("block_tables", "(G * R)", "int32", ["ceil(L / B)"] * (len(groups) - 1))
 
     inputs = Writer("state/input_batch.py", policy, config)
     yield from inputs.devices({
@@ -115,6 +118,8 @@ def mrv2_lines(config: EngineConfig) -> Iterator[Line]:
     })  # fmt: skip
     for name, formula in {"idx_mapping": "R", "query_start_loc": "(R + 1)", "cu_num_logits": "(R + 1)"}.items():
         yield from inputs.upload(name, f"{formula} int32")
+    if config.runner.fused_prepare:
+        yield from inputs.staging("batch", "(4 * ceil(R / 4) + R + 1) int32")
     yield from _sampler_lines(config, policy)
 
     back = Writer("runner/async_output.py", policy, config)

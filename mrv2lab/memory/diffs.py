@@ -1,6 +1,6 @@
 """Staged diffs on the host, and the uploads that carry them to the device.
 
-A diff is staged by appending to four flat arrays, so that it costs a few hundred nanoseconds and the apply has nothing
+A diff is staged by appending to two flat arrays, so that it costs a few hundred nanoseconds and the apply has nothing
 to collect: it sends the arrays. Those of a step go in one transfer, since each costs the host ten times a diff.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.runtime.transfer import TransferPolicy, Upload
+from mrv2lab.runtime.transfer import TransferPolicy
 from mrv2lab.runtime.uva import NUMPY_DTYPES, next_power_of_2
 
 Values = Sequence[int] | Sequence[float] | np.ndarray[Any, Any]
@@ -36,7 +37,7 @@ class StagedDiff:
 class DiffList:
     """The staged diffs of one table, in the order in which they were staged."""
 
-    __slots__ = ("_dtype", "_typecode", "contents", "distinct_rows", "ends", "rows", "starts")
+    __slots__ = ("_dtype", "_typecode", "contents", "distinct_rows", "heads", "longest")
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = NUMPY_DTYPES[dtype]
@@ -45,23 +46,24 @@ class DiffList:
 
     def clear(self) -> None:
         """Forget every diff. The arrays are made anew: somebody may still look at the old ones."""
-        self.rows: array[int] = array("i")
-        self.starts: array[int] = array("i")
-        # where each diff's values end in contents
-        self.ends: array[int] = array("i")
+        # row, start and where the values end in contents, diff by diff
+        self.heads: array[int] = array("i")
         self.contents: array[Any] = array(self._typecode)
         self.distinct_rows: set[int] = set()
+        self.longest = 0
+        """Values of the longest diff."""
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.heads) // 3
 
     def append(self, row: int, start: int, values: Values) -> None:
         """Stage one diff. Raises, with nothing staged, for values that the dtype does not hold."""
+        length = len(values)
+        head = array("i", (row, start, len(self.contents) + length))
         self._extend_contents(values)
-        self.starts.append(start)
-        self.ends.append(len(self.contents))
+        self.heads.extend(head)
         self.distinct_rows.add(row)
-        self.rows.append(row)
+        self.longest = max(self.longest, length)
 
     def extend(self, rows: Int32, starts: Int32, lengths: Int32 | None, contents: Values) -> None:
         """Stage ``w`` diffs, whose values lie end to end in ``contents``; ``lengths`` None: one value each. Empty ones
@@ -69,15 +71,19 @@ class DiffList:
         if lengths is not None and not lengths.all():
             some = lengths > 0
             rows, starts, lengths = rows[some], starts[some], lengths[some]
-        begin = len(self.contents)
+        begin, count = len(self.contents), len(rows)
         self._extend_contents(contents)
+        heads = np.empty((count, 3), np.int32)
+        heads[:, 0] = rows
+        heads[:, 1] = starts
         if lengths is None:
-            self.ends.extend(range(begin + 1, len(self.contents) + 1))
-        else:
-            self.ends.frombytes((begin + np.cumsum(lengths)).astype(np.int32).tobytes())
-        self.starts.frombytes(starts.tobytes())
+            heads[:, 2] = np.arange(begin + 1, begin + count + 1)
+            self.longest = self.longest or 1
+        elif count:
+            heads[:, 2] = begin + np.cumsum(lengths)
+            self.longest = max(self.longest, int(lengths.max()))
         self.distinct_rows.update(rows.tolist())
-        self.rows.frombytes(rows.tobytes())
+        self.heads.frombytes(heads.tobytes())
 
     def _extend_contents(self, values: Values) -> None:
         contents = self.contents
@@ -91,13 +97,18 @@ class DiffList:
         try:
             contents.extend(values)
         except BaseException:
-            del contents[self.ends[-1] if self.ends else 0 :]
+            del contents[self.heads[-1] if self.heads else 0 :]
             raise
+
+    def matrix(self) -> Int32:
+        """[w, 3]: row, start and end of each diff, as a view that keeps :attr:`heads` from growing."""
+        return np.frombuffer(self.heads, np.int32).reshape(-1, 3)
 
     def diffs(self) -> list[StagedDiff]:
         """The diffs one by one, for observers."""
         contents = np.array(self.contents, self._dtype)
-        each = zip(self.rows, self.starts, pairwise([0, *self.ends]), strict=True)
+        rows, starts, ends = self.heads[::3], self.heads[1::3], self.heads[2::3]
+        each = zip(rows, starts, pairwise([0, *ends]), strict=True)
         return [StagedDiff(row, start, contents[begin:end]) for row, start, (begin, end) in each]
 
     def remove_row(self, row: int) -> None:
@@ -110,96 +121,165 @@ class DiffList:
 
     def overlap(self) -> tuple[int, int] | None:
         """Row and column at which two diffs overlap. Free where no row is staged twice."""
-        if len(self.distinct_rows) == len(self.rows):
+        if 3 * len(self.distinct_rows) == len(self.heads):
             return None
-        rows, starts, ends = (np.frombuffer(one, np.int32) for one in (self.rows, self.starts, self.ends))
+        rows, starts, ends = self.matrix().T
         order = np.lexsort((starts, rows))
         rows, starts, lengths = rows[order], starts[order], np.diff(ends, prepend=np.int32(0))[order]
         found = np.flatnonzero((rows[1:] == rows[:-1]) & (starts[:-1] + lengths[:-1] > starts[1:]))
         return (int(rows[found[0]]), int(starts[found[0] + 1])) if len(found) else None
 
 
-class PackedDiffs:
-    """The slab that carries the diffs of one table, or of several of one dtype, through a staging upload of the
-    transfer policy: groups, rows, starts, where the values begin, and the values.
+FEW, FEW_VALUES = 64, 4096
+"""Diffs of the least slab beside greater ones, and the values of one table that each of these has room for at least: a
+prompt."""
 
-    Each part begins at a fixed place: where a policy lets a kernel read what a later step has written (``unsafe``, or a
-    pool that is too shallow), rows must stay rows. A slab for more diffs is another upload, for the same reason.
+
+class PackedDiffs:
+    """Carries the diffs of one table, or of several of one dtype, through staging uploads of the transfer policy: one
+    for ``expected_writes`` and smaller ones, eight times each other's size, that a step with few diffs sends few bytes;
+    and greater ones once they are needed. Each has 16 values a diff, of every table.
+
+    ``row_lens``: of several tables, the values of a row of each.
     """
 
     def __init__(
-        self, transfers: TransferPolicy, name: str, dtype: torch.dtype, expected_writes: int, grouped: bool = False
+        self,
+        transfers: TransferPolicy,
+        name: str,
+        dtype: torch.dtype,
+        expected_writes: int,
+        row_lens: Sequence[int] = (),
     ) -> None:
-        self._transfers = transfers
+        self._make = partial(_Slab, transfers, dtype, tuple(row_lens))
         self._name = f"{name}.diffs"
+        self._slabs: list[_Slab] = []
+        """By size. An outgrown one stays: queued kernels may still read it, and a later step has use for it."""
+        writes = FEW
+        while writes < expected_writes:
+            self._slabs.append(self._make(f"{self._name}.{writes}", writes, FEW_VALUES))
+            writes *= 8
+        self._slabs.append(self._make(self._name, expected_writes, 0))
+
+    def send(self, lists: Sequence[DiffList]) -> tuple[Parts, int, int]:
+        """groups [w] (a diff's is the index of its list; None for one table), rows [w], starts [w], cu_lens [w + 1]
+        int32 and contents on the device, how many diffs w > 0 there are, and their greatest length.
+
+        The tensors may be longer than that. Of several tables some diffs are nobody's: they start behind the end of
+        their row, so that they write nothing.
+        """
+        count = sum([len(one.heads) for one in lists]) // 3
+        for slab in self._slabs:
+            if slab.fits(count, lists):
+                break
+        else:
+            rooms = [next_power_of_2(len(one.contents)) for one in lists]
+            slab = self._make(self._name, next_power_of_2(count), 0, rooms)
+            self._slabs.append(slab)
+        parts, num_writes = slab.send(lists)
+        return parts, num_writes, max([one.longest for one in lists])
+
+
+class _Slab:
+    """One upload for up to ``writes`` diffs: groups, rows, starts, where the values begin, and the values.
+
+    Each part begins at a fixed place, and so do the values of each table: where a policy lets a kernel read what a
+    later step has written (``unsafe``, or a pool that is too shallow), rows must stay rows, and token ids token ids. A
+    slab for more diffs is another upload, for the same reason. Every table has room for 16 values a diff, for a whole
+    row of at most ``values``, and for its ``rooms``; the one with the longest rows comes last, and has as much as it
+    needs.
+    """
+
+    def __init__(
+        self,
+        transfers: TransferPolicy,
+        dtype: torch.dtype,
+        row_lens: tuple[int, ...],
+        name: str,
+        writes: int,
+        values: int,
+        rooms: Sequence[int] = (),
+    ) -> None:
+        self._writes = writes
         self._dtype = dtype
         self._words = NUMPY_DTYPES[dtype]().itemsize // 4
-        self._grouped = grouped
-        self._outgrown: list[Upload] = []
-        """What queued kernels may still read; each is at most half of the next."""
-        self._make(expected_writes)
-
-    def _make(self, writes: int) -> None:
-        """An upload for ``writes`` diffs of 16 values each. It grows by itself for more values."""
-        self._writes = writes
-        sizes = (writes if self._grouped else 0, writes, writes, writes + 1)
-        self._places = slab_places(sizes)
-        self._upload = self._transfers.staging(self._name, self._places[-1] + 16 * writes * self._words, torch.int32)
-        # [words] int32: what is sent
-        self._host: Int32 = np.zeros(self._places[-1] + 16 * writes * self._words, np.int32)
+        self._depth = transfers.depth
+        self._grouped = bool(row_lens)
+        self._row_lens = row_lens or (0,)
+        self._order = sorted(range(len(self._row_lens)), key=self._row_lens.__getitem__)
+        self._rooms = [max(min(row_len, 16) * writes, min(row_len, values)) for row_len in self._row_lens]
+        self._rooms[self._order[-1]] = max(16 * writes, values)
+        if rooms:
+            self._rooms = list(map(max, self._rooms, rooms))
+        self._places = [0] * len(self._rooms)
+        place = 0
+        for group in self._order:
+            self._places[group] = place
+            place += self._rooms[group]
+        # One column more is the 0 that cu_lens begins with; and one a table leads over to its values.
+        self._stride = aligned(writes + 1 + len(row_lens))
+        self._contents = (4 if self._grouped else 3) * self._stride
+        size = self._contents + place * self._words
+        self._upload = transfers.staging(name, size, torch.int32)
         self._views: dict[int, tuple[torch.Tensor, Parts]] = {}
+        self._make_host(size)
+
+    def fits(self, count: int, lists: Sequence[DiffList]) -> bool:
+        """Whether ``count`` diffs, those of ``lists``, have room."""
+        if count > self._writes:
+            return False
+        return all(len(lists[group].contents) <= self._rooms[group] for group in self._order[:-1])
+
+    def _make_host(self, size: int) -> None:
+        # [size] int32: what is sent
+        self._host: Int32 = np.zeros(size, np.int32)
+        # [3 or 4, stride] of it: groups where they were asked for, rows, starts, ends; diffs from column 1 on, so that
+        # the 0 before the first end makes cu_lens of them
+        self._heads = self._host[: self._contents].reshape(-1, self._stride)
 
     def send(self, lists: Sequence[DiffList]) -> tuple[Parts, int]:
-        """groups [w] (a diff's is the index of its list; None where they were not asked for), rows [w], starts [w],
-        cu_lens [w + 1] int32 and contents on the device, and the greatest length.
-
-        The tensors may be longer than that.
-        """
-        counts = [len(one) for one in lists]
-        total = sum(counts)
-        if total > self._writes:
-            self._outgrown.append(self._upload)
-            self._make(next_power_of_2(total))
-        groups, rows, starts, cu_lens, contents = self._places
-        words = self._words * sum([len(one.contents) for one in lists])
-        if contents + words > len(self._host):
-            self._host = np.zeros(next_power_of_2(contents + words), np.int32)
-        host = self._host
-        at, end, value = 0, cu_lens + 1, contents
-        host[cu_lens] = 0
-        for group, (count, one) in enumerate(zip(counts, lists, strict=True)):
-            if not count:
+        """Send the diffs of all lists, those of one table together; how many there are with those that only lead over
+        to the next table's values."""
+        words, last = self._words, self._order[-1]
+        need = self._contents + words * (self._places[last] + len(lists[last].contents))
+        if need > len(self._host):
+            self._make_host(next_power_of_2(need))
+        host, heads = self._host, self._heads
+        at, value = 1, 0
+        for group in self._order:
+            one, place = lists[group], self._places[group]
+            if not one.heads:
                 continue
+            if value < place:
+                heads[:, at] = (group, 0, self._row_lens[group], place)
+                at += 1
+            given = one.matrix().T
+            end = at + given.shape[1]
+            part = heads[:, at:end]
+            part[-3:] = given
             if self._grouped:
-                host[groups + at : groups + at + count] = group
-            host[rows + at : rows + at + count] = one.rows
-            host[starts + at : starts + at + count] = one.starts
-            ends = host[end : end + count]
-            ends[:] = one.ends
-            if value > contents:
-                ends += (value - contents) // self._words
-            size = self._words * len(one.contents)
-            host[value : value + size] = np.frombuffer(one.contents, np.int32)
-            at, end, value = at + count, end + count, value + size
-        slab = self._upload.send_whole(host[:value])
-        lengths = host[cu_lens + 1 : end] - host[cu_lens : end - 1]
-        return self._parts(slab), int(lengths.max())
+                part[0] = group
+            if place:
+                part[-1] += place
+            at, value = end, place + len(one.contents)
+            begin = self._contents + words * place
+            host[begin : begin + words * len(one.contents)] = np.frombuffer(one.contents, np.int32)
+        self._end(at, value)
+        return self._parts(self._upload.send_whole(host[: self._contents + words * value])), at - 1
+
+    def _end(self, column: int, end: int) -> None:
+        """Behind the last diff are empty ones: a launch for more diffs that gets to read this slab finds no others."""
+        self._heads[-1, column:] = end
 
     def _parts(self, slab: torch.Tensor) -> Parts:
         """The views of ``slab``, which is one of a few that are used in turn."""
         found = self._views.get(id(slab))
         if found is None:
-            if len(self._views) > self._transfers.depth:  # one has grown
+            if len(self._views) > self._depth:  # one has grown
                 self._views.clear()
-            groups, rows, starts, cu_lens, contents = self._places
-            writes = self._writes
-            parts = (
-                slab[groups : groups + writes] if self._grouped else None,
-                slab[rows : rows + writes],
-                slab[starts : starts + writes],
-                slab[cu_lens : cu_lens + writes + 1],
-                slab[contents:].view(self._dtype),
-            )
+            heads = slab[: self._contents].view(-1, self._stride)
+            groups = heads[0, 1:] if self._grouped else None
+            parts = (groups, heads[-3, 1:], heads[-2, 1:], heads[-1], slab[self._contents :].view(self._dtype))
             found = self._views[id(slab)] = slab, parts
         return found[1]
 
@@ -207,10 +287,6 @@ class PackedDiffs:
 Parts = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def slab_places(sizes: Sequence[int]) -> list[int]:
-    """Where each of the parts of ``sizes`` words begins, and where they end: at multiples of 16 bytes, by whose
-    alignment Triton compiles a kernel anew."""
-    places = [0]
-    for size in sizes:
-        places.append(-(-(places[-1] + size) // 4) * 4)
-    return places
+def aligned(words: int) -> int:
+    """At least ``words``, and a multiple of 16 bytes, by whose alignment Triton compiles a kernel anew."""
+    return -(-words // 4) * 4

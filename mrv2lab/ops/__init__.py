@@ -17,7 +17,8 @@ Inputs of a step (integers)
     expand_idx_mapping   state row of every logits row
     gather_block_tables  block tables of the batch, from the permanent rows
     slot_mapping         where each token goes in the KV cache
-    prepare_decode       the last four in one launch, for plain decodes
+    prepare_decode       what plain decodes need of these in one launch
+    prepare_batch        the same for any batch without drafts
     page_indices         a batch's pages as one list, for backends that want it so
     num_sampled          how many sampled tokens count, how many drafts were rejected
     flat_pos_seq_lens    positions and sequence lengths, from V1's per-token arrays

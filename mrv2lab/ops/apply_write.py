@@ -14,6 +14,9 @@ from mrv2lab.ops._op import cdiv, jit, op
 
 tl: Any = None
 
+BLOCK = 1024
+"""Values of a program, at most."""
+
 
 # table    [R, B] int32, int64 or float32; a table of one value a row is passed as its view [R, 1]
 # rows     [w] int32
@@ -40,4 +43,5 @@ def apply_write_kernel(table, table_stride, rows, starts, cu_lens, contents, BLO
 @op(spec=apply_write_spec, kernel=apply_write_kernel, writes=("table",))
 def apply_write(kernel, table, rows, starts, cu_lens, contents, num_writes, max_len):
     """Apply ``num_writes`` staged diffs, the longest of ``max_len`` values, to ``table``."""
-    kernel[(num_writes, cdiv(max_len, 1024))](table, table.stride(0), rows, starts, cu_lens, contents, BLOCK=1024)
+    grid = (num_writes, cdiv(max_len, BLOCK))
+    kernel[grid](table, table.stride(0), rows, starts, cu_lens, contents, BLOCK=BLOCK)

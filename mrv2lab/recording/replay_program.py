@@ -56,6 +56,13 @@ class OpCall:
 
 POINTERS = {"table_ptrs": "tables", "input_ptrs": "input_tables"}
 """Parameters that hold addresses, and whose."""
+STAGED_TOGETHER = ("all_token_ids", "total_len", "num_computed_tokens")
+"""Tables whose staged diffs one launch applies; another one those of the block tables."""
+
+
+def staged_together(table: str) -> bool:
+    """Whether the staged diffs of ``table`` go with those of other tables."""
+    return table in STAGED_TOGETHER or table.startswith("block_table.")
 
 
 def _copied(value: Any) -> Any:
@@ -121,23 +128,28 @@ def host_writes(state: State, record: StepRecord) -> Iterator[Publish | OpCall]:
     A published table is what kernels queued from then on read, under whichever transfer policy.
     """
     yield from record.publishes
-    block_tables = tuple(f"block_table.{g}" for g in range(state.num_groups))
     by_table: dict[str, list[Diff]] = {}
     for diff in record.diffs:
         by_table.setdefault(diff.table, []).append(diff)
     for name, diffs in by_table.items():
-        if name not in block_tables:
-            table = state.tables[name]
-            matrix = table if table.ndim > 1 else table.reshape(-1, 1)
-            args = (matrix, *_packed(diffs, table.dtype))
+        if not staged_together(name):
+            table = _matrix(state.tables[name])
+            args = (table, *_packed(diffs, table.dtype))
             yield OpCall("apply_writes", apply_write, _bind(apply_write, args), {"table": name})
-    fused = [(g, diff) for g, name in enumerate(block_tables) for diff in by_table.get(name, ())]
-    if fused:
-        tables = state.group("block_table")
-        groups = np.array([g for g, _ in fused], np.int32)
-        packed = _packed([diff for _, diff in fused], np.dtype(np.int32))
-        bound = _bind(fused_apply_write, (tables, _addresses(tables), _strides(tables), groups, *packed))
-        yield OpCall("apply_writes", fused_apply_write, bound, {"tables": block_tables})
+    for names in (STAGED_TOGETHER, tuple(f"block_table.{g}" for g in range(state.num_groups))):
+        together = tuple(name for name in names if name in by_table)
+        if together:
+            fused = [(g, diff) for g, name in enumerate(together) for diff in by_table[name]]
+            tables = tuple(_matrix(state.tables[name]) for name in together)
+            groups = np.array([g for g, _ in fused], np.int32)
+            packed = _packed([diff for _, diff in fused], np.dtype(np.int32))
+            bound = _bind(fused_apply_write, (tables, _addresses(tables), _strides(tables), groups, *packed))
+            yield OpCall("apply_writes", fused_apply_write, bound, {"tables": together})
+
+
+def _matrix(table: Array) -> Array:
+    """The table itself, or [R, 1] of one with a value a row."""
+    return table if table.ndim > 1 else table.reshape(-1, 1)
 
 
 def _bind(op: Op, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mrv2lab.recording.schema import Array, Publish, StepRecord
 from mrv2lab.recording.watch import PUBLISHED, WatchedTable, Write, is_row_table, row_values, runs
 
 STAGED_ALONE, STAGED_FUSED = "apply_write", "fused_apply_write"
-"""Ops that only apply what the host staged: for one table, and for all block tables."""
+"""Ops that only apply what the host staged: for one table, and for several at once."""
 
 
 @dataclass

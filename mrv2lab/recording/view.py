@@ -23,7 +23,7 @@ panel is a pure function of the view and of the phase cursor.
     row_columns         [{name, title, place, dtype, kind}] columns of the rows panel; place: host|uva|device;
                         kind: int | token | float | text | request. Texts: all_token_ids is in tails, seed in seeds
     changes             [{phase, column, row, before, after, writer, by}] in order; writer: "cpu" (staged or published)
-                        or "gpu"; by: op or chokepoint that wrote, e.g. "apply_write", "publish", "post_update".
+                        or "gpu"; by: op or chokepoint that wrote, e.g. "fused_apply_write", "publish", "post_update".
                         before, after: a number; a request index or -1 (column request); a string for all_token_ids
                         (end of the text), seed and block_table.0 (ids; no column of the panel). A write of the value
                         that was there is a change too
@@ -72,6 +72,7 @@ import numpy as np
 from mrv2lab.observer import PHASES
 from mrv2lab.recording.pages import pages
 from mrv2lab.recording.replay import Replay, StateUnknown
+from mrv2lab.recording.replay_program import staged_together
 from mrv2lab.recording.replay_trace import STAGED_ALONE, STAGED_FUSED, BatchTrace, StepTrace
 from mrv2lab.recording.schema import Array, StepRecord
 from mrv2lab.recording.view_rows import make_tail, number, owner_changes, row_columns, table_changes, values_before
@@ -218,7 +219,7 @@ class _View:
             "start": start,
             "length": len(values),
             "values": [number(value) for value in values[:MOST_VALUES]],
-            "by": STAGED_FUSED if table.startswith("block_table.") else STAGED_ALONE,
+            "by": STAGED_FUSED if staged_together(table) else STAGED_ALONE,
         }
 
     def _shares(self) -> list[Share]:

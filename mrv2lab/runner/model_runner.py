@@ -17,14 +17,14 @@ from mrv2lab.config import EngineConfig
 from mrv2lab.graphs import Decision
 from mrv2lab.graphs.report import CaptureReport
 from mrv2lab.memory import StagedDiff
-from mrv2lab.ops.num_sampled import num_sampled_and_rejected
+from mrv2lab.ops.num_sampled import num_sampled_and_rejected, num_sampled_without_drafts
 from mrv2lab.ops.post_update import post_update
 from mrv2lab.protocol import ForwardInputs, GrammarOutput, Model, ModelState, MRV2SchedulerOutput
 from mrv2lab.runner.async_output import AsyncOutput, OutputRing, OutputSlot
 from mrv2lab.runner.capture import capture_graphs
 from mrv2lab.runner.dummy import dummy_run
 from mrv2lab.runner.forward import ForwardPass
-from mrv2lab.runner.prepare import prepare_decodes, prepare_inputs, upload_batch
+from mrv2lab.runner.prepare import prepare_batches, prepare_decodes, prepare_inputs, upload_batch
 from mrv2lab.runner.sample_output import SampleOutputs, StepPlan
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import POLICIES
@@ -63,7 +63,8 @@ class ModelRunner:
             max_model_len=scheduler.max_model_len,
             max_num_batched_tokens=tokens,
         )
-        self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens)
+        self._fused_prepare = fused = config.runner.fused_prepare
+        self.buffers = InputBuffers(rt, self.transfers, max_num_reqs=reqs, max_num_batched_tokens=tokens, fused=fused)
         self.forward_pass = ForwardPass(config, rt, attention, self.buffers, self.block_tables)
         self.graphs = self.forward_pass.graphs
         vocab, logits_rows, in_flight = (
@@ -94,7 +95,6 @@ class ModelRunner:
             take_errors=self.sampler.custom.take_errors,
         )
         self.outputs = OutputRing(rt, max_num_reqs=reqs, num_speculative_tokens=0, depth=in_flight)
-        self._fused_prepare = config.runner.fused_prepare
         # [R] int32
         self.num_rejected = rt.zeros(reqs, torch.int32, name="num_rejected")
         self._none_rejected = 0
@@ -136,7 +136,9 @@ class ModelRunner:
                 return False
             with span("prepare_inputs"):
                 host, plan = self._gather_batch(output) if fabricated is None else (fabricated, StepPlan(None, None))
-                fused = self._fused_prepare and host.is_plain_decode
+                fused = self._fused_prepare and host.num_logits == len(host.req_ids)
+                # A dummy run's rows must not take the slot of a step in flight, which nobody need have waited for.
+                fused = fused and (fabricated is None or host.is_plain_decode)
                 if fused:
                     batch = upload_batch(self.buffers, host, output.step, fused=True)
                 else:
@@ -146,9 +148,8 @@ class ModelRunner:
         with span("gather"):
             padded = decision.padded_reqs or batch.num_reqs
             if fused:
-                tables, slots = prepare_decodes(
-                    self.rt, self.req_states, self.buffers, self.block_tables, batch, padded
-                )
+                launch = prepare_decodes if host.is_plain_decode else prepare_batches
+                tables, slots = launch(self.rt, self.req_states, self.buffers, self.block_tables, batch, padded)
             else:
                 tables = self.block_tables.gather(batch.idx_mapping, batch.num_reqs, padded)
                 slots = self.block_tables.compute_slot_mappings(
@@ -235,7 +236,7 @@ class ModelRunner:
             self.extras.count(extras, logits, batch)
             context = SampleContext(batch, self.req_states, self.buffers.local_pos(batch.host))
             processed = self.sampler.sample(flat, logits, context)
-            num_ones = self._count_sampled(batch, slot, plain)
+            num_ones = self._count_sampled(batch, slot)
             if self.force is not None:
                 self.force(batch.host.req_ids, sampled)
             self.extras.finish(extras, plan, logits, processed, flat)
@@ -263,30 +264,42 @@ class ModelRunner:
         self.rt.end_step()
         return output
 
-    def _count_sampled(self, batch: InputBatch, slot: OutputSlot, plain: bool) -> int:
+    def _count_sampled(self, batch: InputBatch, slot: OutputSlot) -> int:
         """Queue num_sampled [r] and num_rejected [r], unless they hold what they will; returns how many of num_sampled
         the host knows to be 1 behind it.
 
-        A ``plain`` decode has its prefill behind it and no drafts: it samples one token and rejects none.
+        Whoever has no drafts rejects none, and samples one token unless a part of its prefill stays for later.
         """
-        count = batch.num_reqs
-        known = count if plain else 0
+        count, host = batch.num_reqs, batch.host
+        fused = self._fused_prepare and host.num_logits == count
+        known = count if fused and host.all_sample else 0
         if known and known <= min(slot.num_ones, self._none_rejected):
             return known
         slot.num_ones = self._none_rejected = 0
         num_sampled = slot.first[1](count)
-        self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
-        num_sampled_and_rejected(
+        if not fused:
+            self.rt.run("num_sampled.one", num_sampled, writes=(num_sampled,))
+            num_sampled_and_rejected(
+                self.rt,
+                batch.idx_mapping,
+                batch.seq_lens,
+                batch.cu_num_logits,
+                self.req_states.prefill_len.gpu,
+                num_sampled,
+                self.num_rejected,
+                count,
+            )
+            return 0
+        num_sampled_without_drafts(
             self.rt,
             batch.idx_mapping,
             batch.seq_lens,
-            batch.cu_num_logits,
             self.req_states.prefill_len.gpu,
             num_sampled,
             self.num_rejected,
             count,
         )
-        self._none_rejected = known
+        self._none_rejected = count
         return known
 
     # -- for observers -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from mrv2lab.ops.combine_tokens import combine_tokens
 from mrv2lab.ops.expand_idx_mapping import expand_idx_mapping
 from mrv2lab.ops.pos_seq_lens import pos_seq_lens
 from mrv2lab.ops.prefill_inputs import prefill_inputs
+from mrv2lab.ops.prepare_batch import prepare_batch
 from mrv2lab.ops.prepare_decode import prepare_decode
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.state.block_tables import BlockTables
@@ -18,7 +19,8 @@ from mrv2lab.state.request_state import RequestState
 
 def upload_batch(buffers: InputBuffers, host: HostBatch, step: int, *, fused: bool = False) -> InputBatch:
     """Send who is in the step's batch and where their tokens begin; the views of ``buffers`` that the step reads have
-    yet to be filled. ``fused``: :func:`prepare_decodes` follows (see :meth:`InputBuffers.send`)."""
+    yet to be filled. ``fused``: :func:`prepare_decodes` or :func:`prepare_batches` follows, which of them is for the
+    batch to say (see :meth:`InputBuffers.send`)."""
     count, num_tokens, num_logits = len(host.req_ids), host.num_tokens, host.num_logits
     idx_mapping, query_start_loc = buffers.send(host, fused=fused)
     if num_logits == count:
@@ -121,5 +123,40 @@ def prepare_decodes(
         block_tables.slot_mappings,
         count,
         num_rows,
+    )
+    return block_tables.first_rows(num_reqs_padded), block_tables.slot_mappings
+
+
+def prepare_batches(
+    rt: Runtime,
+    state: RequestState,
+    buffers: InputBuffers,
+    block_tables: BlockTables,
+    batch: InputBatch,
+    num_reqs_padded: int,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """As :func:`prepare_decodes`, for any other batch in which nobody has drafts."""
+    assert buffers.packed is not None, "upload_batch comes first"
+    count = batch.num_reqs
+    prepare_batch(
+        rt,
+        *buffers.packed,
+        state.num_computed_tokens.gpu,
+        state.prefill_len.gpu,
+        state.last_sampled_tokens,
+        state.all_token_ids.gpu,
+        *block_tables.pointed_tables,
+        block_tables.block_sizes_gpu,
+        buffers.idx_mapping.device,
+        buffers.query_start_loc.device,
+        buffers.input_ids,
+        state.next_prefill_tokens,
+        buffers.positions,
+        buffers.seq_lens,
+        buffers.logits_indices,
+        block_tables.slot_mappings,
+        count,
+        batch.host.num_tokens,
+        block_tables.rows_to_fill(count, num_reqs_padded),
     )
     return block_tables.first_rows(num_reqs_padded), block_tables.slot_mappings

@@ -12,6 +12,7 @@ from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
 from mrv2lab.sample.stage import Int32, SampleContext
+from mrv2lab.sample.users import UserRows
 from mrv2lab.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 
@@ -30,19 +31,21 @@ class BadWords:
         )
         # [R] int32
         self.num_words = UvaBackedTensor(transfers, "num_bad_words", max_num_reqs, torch.int32)
+        self._users = UserRows(max_num_reqs)
         self._changed = True
 
     def add_request(self, row: int, request: RequestData) -> None:
         """See :meth:`Stage.add_request`. Raises ``TypeError`` for a text, ``ValueError`` for too many."""
         words = _token_words(request)
+        if not self._users.set(row, bool(words)):
+            return
         self.word_ids.unstage(row)
         self.word_offsets.unstage(row)
-        before = self.num_words.np[row]
         self.num_words.np[row] = len(words)
         if words:
             self.word_ids.stage_write(row, 0, [token for word in words for token in word])
             self.word_offsets.stage_write(row, 0, np.cumsum([0, *map(len, words)], dtype=np.int32))
-        self._changed |= bool(before or words)
+        self._changed = True
 
     def apply_staged_writes(self) -> None:
         """See :meth:`Stage.apply_staged_writes`."""
@@ -60,7 +63,7 @@ class BadWords:
 
     def used(self, rows: Int32) -> bool:
         """See :meth:`Stage.used`."""
-        return bool(self.num_words.np[rows].any())
+        return self._users.any_of(rows)
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """See :meth:`Stage.apply`."""

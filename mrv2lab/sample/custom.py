@@ -82,7 +82,7 @@ class CustomProcessors:
 
     def used(self, rows: Int32) -> bool:
         """See :meth:`Stage.used`."""
-        return bool(self._keys[rows].any())
+        return bool(self._owners) and bool(self._keys[rows].any())
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """See :meth:`Stage.apply`. Rows whose prefill does not end in this step are skipped: nothing samples them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from mrv2lab.memory import StagedWriteTensor, Values
@@ -12,6 +11,7 @@ from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
 from mrv2lab.sample.stage import Int32, SampleContext
+from mrv2lab.sample.users import UserRows
 from mrv2lab.sampling_params import MAX_ALLOWED_TOKENS, MAX_STOP_TOKENS
 
 
@@ -33,8 +33,7 @@ class LogitBias:
         self.stop_ids = table("stop_ids", MAX_STOP_TOKENS, torch.int32)
         # [R, 5] int32: how many of each, prompt_len + min_tokens, and whether the row may fall back to its stops
         self.edits = UvaBackedTensor(transfers, "logit_edits", (max_num_reqs, 5), torch.int32)
-        # [R] bool
-        self._users = np.zeros(max_num_reqs, np.bool_)
+        self._users = UserRows(max_num_reqs)
         self._tables = (self.allowed_ids, self.bias_ids, self.bias_values, self.stop_ids)
         self._changed = True
 
@@ -49,9 +48,12 @@ class LogitBias:
                 f"request {request.req_id!r}: min_tokens can hold back {MAX_STOP_TOKENS} stop tokens at most, it has "
                 f"{len(stops)}"
             )
+        self.edits.np[row, KEEP_STOPS] = sampling.structured_output is not None
+        allowed: Values = sampling.allowed_token_ids or ()
+        if not self._users.set(row, bool(allowed) or bool(sampling.logit_bias) or bool(stops)):
+            return
         for table in self._tables:
             table.unstage(row)
-        allowed: Values = sampling.allowed_token_ids or ()
         self.allowed_ids.stage_write(row, 0, allowed)
         self.bias_ids.stage_write(row, 0, tuple(sampling.logit_bias))
         self.bias_values.stage_write(row, 0, tuple(sampling.logit_bias.values()))
@@ -59,10 +61,7 @@ class LogitBias:
         edits = self.edits.np[row]
         edits[ALLOWED], edits[BIASED], edits[STOPS] = len(allowed), len(sampling.logit_bias), len(stops)
         edits[MIN_LEN] = request.prompt_len + sampling.min_tokens if stops else 0
-        edits[KEEP_STOPS] = sampling.structured_output is not None
-        before = self._users[row]
-        self._users[row] = bool(allowed) or bool(sampling.logit_bias) or bool(stops)
-        self._changed |= bool(before or self._users[row])
+        self._changed = True
 
     def apply_staged_writes(self) -> None:
         """See :meth:`Stage.apply_staged_writes`."""
@@ -80,7 +79,7 @@ class LogitBias:
 
     def used(self, rows: Int32) -> bool:
         """See :meth:`Stage.used`. A row counts as long as its request lives: how far it is, the device knows."""
-        return bool(self._users[rows].any())
+        return self._users.any_of(rows)
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """See :meth:`Stage.apply`."""

@@ -17,6 +17,7 @@ from mrv2lab.protocol import Logprobs, RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
 from mrv2lab.sample.token_logprobs import LogprobsBuffers, TokenLogprobs, widen
+from mrv2lab.sample.users import UserRows
 from mrv2lab.state.input_batch import HostBatch
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -109,20 +110,22 @@ class SampleLogprobs:
         self.as_logits = mode.endswith("logits")
         # [R] int32: -1 = nothing, V = the whole vocabulary
         self.num_logprobs: Int32 = np.full(max_num_reqs, -1, np.int32)
+        self._users = UserRows(max_num_reqs)
         # logits_rows, tops and whole entries of one step, in one copy
         self._upload = transfers.upload("logprobs.plan", 3 * max_num_logits, torch.int32)
 
     def add_request(self, row: int, request: RequestData) -> None:
         """Overwrite ``row``."""
         wish, vocab = request.sampling.logprobs, self.kernels.vocab_size
-        self.num_logprobs[row] = -1 if wish is None else vocab if wish < 0 else min(wish, vocab)
+        if self._users.set(row, wish is not None):
+            self.num_logprobs[row] = -1 if wish is None else vocab if wish < 0 else min(wish, vocab)
 
     def plan(self, host: HostBatch) -> LogprobsPlan | None:
         """Which rows, uploaded; None if the batch asks for nothing, and then nothing is launched."""
+        if not self._users.any_of(host.rows):
+            return None
         wanted = self.num_logprobs[host.rows]
         mine = wanted >= 0
-        if not mine.any():
-            return None
         counts = host.num_draft_tokens + 1
         first_entry = np.where(mine, np.cumsum(np.where(mine, counts, 0)) - counts, -1).astype(np.int32)
         logits_rows = np.flatnonzero(np.repeat(mine, counts)).astype(np.int32)

@@ -15,6 +15,7 @@ from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.transfer import TransferPolicy
 from mrv2lab.sample.stage import Int32, SampleContext
+from mrv2lab.sample.users import UserRows
 from mrv2lab.state.input_batch import InputBatch
 from mrv2lab.state.request_state import RequestState
 
@@ -34,8 +35,7 @@ class Penalties:
         self.repetition.np.fill(1.0)
         self._shape = (max_num_reqs, vocab_size)
         self._counts: tuple[torch.Tensor, torch.Tensor] | None = None
-        # [R] bool
-        self._users = np.zeros(max_num_reqs, np.bool_)
+        self._users = UserRows(max_num_reqs)
         self._rows = transfers.staging("penalties.rows", 64, torch.int32)
         self._to_count: dict[int, int] = {}
         """Rows of new users -> their known tokens."""
@@ -56,15 +56,15 @@ class Penalties:
     def add_request(self, row: int, request: RequestData) -> None:
         """See :meth:`Stage.add_request`. A resumed request's outputs are counted anew."""
         sampling = request.sampling
-        before = self._users[row]
+        if not self._users.set(row, sampling.uses_penalties):
+            return
         self.repetition.np[row] = sampling.repetition_penalty
         self.frequency.np[row] = sampling.frequency_penalty
         self.presence.np[row] = sampling.presence_penalty
-        self._users[row] = sampling.uses_penalties
         self._to_count.pop(row, None)
         if sampling.uses_penalties:
             self._to_count[row] = len(request.all_token_ids)
-        self._changed |= bool(before or sampling.uses_penalties)
+        self._changed = True
 
     def apply_staged_writes(self) -> None:
         """See :meth:`Stage.apply_staged_writes`. Behind that of the request state, whose tokens it counts."""
@@ -95,7 +95,7 @@ class Penalties:
 
     def used(self, rows: Int32) -> bool:
         """See :meth:`Stage.used`."""
-        return bool(self._users[rows].any())
+        return self._users.any_of(rows)
 
     def apply(self, logits: torch.Tensor, context: SampleContext) -> None:
         """See :meth:`Stage.apply`."""

@@ -179,6 +179,8 @@ class PromptLogprobs:
     def plan(self, host: HostBatch, states: RequestState) -> PromptPlan | None:
         """The rows of this step, uploaded; None if no request of the batch owes any. Call it once a step, behind
         ``gather_host_batch``: it advances the requests' progress."""
+        if not self._progress:
+            return None
         batch = np.flatnonzero(self._owes[host.rows])
         if not len(batch):
             return None

@@ -174,7 +174,7 @@ class Sampler:
         greedy = state.all_greedy(rows)
         edits = [stage for stage in self._edits if stage.used(rows)]
         cuts = [] if greedy and not self.keep_processed else [stage for stage in self._cuts if stage.used(rows)]
-        uses = greedy, edits, cuts, state.uses_temperature(rows)
+        uses = greedy, edits, cuts, not greedy and state.uses_temperature(rows)
         self._known = (rows, uses) if not rows.flags.writeable else None
         return uses
 

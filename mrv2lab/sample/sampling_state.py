@@ -14,6 +14,8 @@ from mrv2lab.runtime.transfer import TransferPolicy
 
 GREEDY_BELOW = 1e-5
 """Temperatures below it count as 0, as in vLLM: a quotient by a much smaller one overflows float32."""
+_LEAST = float(np.finfo(np.float32).tiny)
+"""Behind the last float32 above 0 lies 0, which no top_p is."""
 
 
 class SamplingState:
@@ -44,8 +46,7 @@ class SamplingState:
         self.seeds.np[row] = request.seed
         before = [table.np[row] for table in self._cuts]
         self.top_k.np[row] = min(sampling.top_k or self.vocab_size, self.vocab_size)
-        # Behind the last float32 above 0 lies 0, which no top_p is.
-        self.top_p.np[row] = max(sampling.top_p, float(np.finfo(np.float32).tiny))
+        self.top_p.np[row] = max(sampling.top_p, _LEAST)
         self.log_min_p.np[row] = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
         self._cuts_changed |= before != [table.np[row] for table in self._cuts]
         self._added = True

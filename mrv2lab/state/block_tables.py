@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mrv2lab.memory.diffs import Int32, StagedDiff
-from mrv2lab.memory.staged_write import FusedStagedWriter, StagedWriteTensor
+from mrv2lab.memory.staged_write import FusedStagedWriter, StagedWriteTensor, pointers
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.ops.gather_block_tables import gather_block_tables
 from mrv2lab.ops.slot_mapping import slot_mapping
@@ -43,7 +43,7 @@ class BlockTables:
         widths = [-(-max_model_len // size) for size in block_sizes]
         # G x [R, B_g] int32, by row
         self.row_tables = tuple(
-            StagedWriteTensor(rt, transfers, f"block_table.{g}", (max_num_reqs, widths[g]), torch.int32) for g in groups
+            StagedWriteTensor(rt, None, f"block_table.{g}", (max_num_reqs, widths[g]), torch.int32) for g in groups
         )
         self._gpu_tables = tuple(table.gpu for table in self.row_tables)
         # [G, R] int32: how many blocks each row has
@@ -54,11 +54,8 @@ class BlockTables:
         )
         # [G, T] int64: where each token's KV goes, -1 = nowhere
         self.slot_mappings = rt.zeros((len(block_sizes), max_num_batched_tokens), torch.int64, name="slot_mappings")
-        diffs = len(block_sizes) * max_num_reqs  # one a row and group in a step
-        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.row_tables, diffs)
-        self._input_pointers = rt.adopt(
-            torch.tensor([table.data_ptr() for table in self.input_tables], dtype=torch.uint64), "input_table.pointers"
-        )
+        self._writer = FusedStagedWriter(rt, transfers, "block_tables", self.row_tables)
+        self._input_pointers = pointers(rt, self.input_tables, "input_table.pointers")
         # [G] int32
         self.block_sizes_gpu = rt.adopt(torch.tensor(block_sizes, dtype=torch.int32), "block_sizes")
         self.pointed_tables = (

@@ -33,7 +33,9 @@ class InputBuffers:
         max_num_reqs: int,
         max_num_batched_tokens: int,
         num_speculative_tokens: int = 0,
+        fused: bool = False,
     ) -> None:
+        """``fused``: :meth:`send` will be asked for what ``prepare_batch`` reads."""
         self.max_num_reqs = max_num_reqs
         max_logits = min(max_num_reqs * (num_speculative_tokens + 1), max_num_batched_tokens)
         # [T] int32
@@ -63,7 +65,11 @@ class InputBuffers:
         self.first_logits_indices = Prefix(self.logits_indices)
         self.first_arange = Prefix(self.arange)
         self._first_pos = Prefix(self.first_pos)
+        self._first_rows = Prefix(self.idx_mapping.device)
 
+        self._packed = _PackedBatch(transfers, max_num_reqs) if fused else None
+        self.packed: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Rows [R] and query_start_loc [R + 1] as the latest fused :meth:`send` of a batch with prefills left them."""
         self._sent: Int32 | None = None
         """The rows that the device has, if nobody can have written them since."""
 
@@ -71,17 +77,20 @@ class InputBuffers:
         """Send ``rows`` and ``query_start_loc`` of ``host``; idx_mapping [r] and query_start_loc [R + 1] on the device.
 
         ``fused``: for ``prepare_decode``, which makes query_start_loc; rows are not sent if they are the very array
-        that was sent last. The rows of steps in a row are one array while nobody leaves (``RequestState.rows``).
+        that was sent last. The rows of steps in a row are one array while nobody leaves (``RequestState.rows``). Or,
+        if this is no plain decode, for ``prepare_batch``, which makes both of ``packed``.
         """
         rows, starts = host.rows, host.query_start_loc
-        if fused and rows is self._sent:
-            idx_mapping = self.idx_mapping.first(len(rows))
-        else:
-            self._sent = None
-            idx_mapping = self.idx_mapping.send(rows)
-            if not rows.flags.writeable:
-                self._sent = rows
-        return idx_mapping, self.query_start_loc.first(len(starts)) if fused else self.query_start_loc.send(starts)
+        sent, self._sent = self._sent, None
+        if fused and not host.is_plain_decode:
+            assert self._packed is not None, "buffers that were made for it"
+            self.packed = self._packed.send(rows, starts)
+        elif not (fused and rows is sent):
+            self.idx_mapping.send(rows)
+        if not rows.flags.writeable:
+            self._sent = rows
+        starts_gpu = self.query_start_loc.first(len(starts)) if fused else self.query_start_loc.send(starts)
+        return self._first_rows(len(rows)), starts_gpu
 
     def local_pos(self, host: HostBatch) -> torch.Tensor:
         """[n] int32: which of its request's logits rows each one is (0, then one for each draft)."""
@@ -99,6 +108,34 @@ class InputBuffers:
             "seq_lens": self.seq_lens,
             "logits_indices": self.logits_indices,
         }
+
+
+class _PackedBatch:
+    """Rows and query_start_loc in one staging upload, which the step may find in host memory: its kernel copies them.
+
+    Each begins at a fixed place: where a policy lets a kernel read what a later step has written (``unsafe``, or a pool
+    that is too shallow), rows must stay rows. It is a multiple of 16 bytes, by whose alignment Triton compiles a kernel
+    anew.
+    """
+
+    def __init__(self, transfers: TransferPolicy, max_num_reqs: int) -> None:
+        self._starts = -(-max_num_reqs // 4) * 4
+        self._upload = transfers.staging("batch", self._starts + max_num_reqs + 1, torch.int32)
+        # [words] int32: what is sent
+        self._host: Int32 = np.zeros(self._starts + max_num_reqs + 1, np.int32)
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        """By slab, each of a few that are used in turn: the slab and its parts."""
+
+    def send(self, rows: Int32, starts: Int32) -> tuple[torch.Tensor, torch.Tensor]:
+        """int32[R], of which the first r are ``rows``, and int32[R + 1]: ``starts``."""
+        host = self._host
+        host[: len(rows)] = rows
+        host[self._starts :] = starts
+        slab = self._upload.send_whole(host)
+        found = self._views.get(id(slab))
+        if found is None:
+            found = self._views[id(slab)] = slab, slab[: self._starts], slab[self._starts :]
+        return found[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +156,8 @@ class HostBatch:
     num_tokens: int
     num_logits: int
     has_prefill: bool
+    all_sample: bool = False
+    """Whether it is known that nobody leaves a part of its prefill for a later step."""
 
     @property
     def is_plain_decode(self) -> bool:
@@ -162,9 +201,9 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
     Batch order: verify rows, then plain decodes, then short extends, then prefills, i.e. ascending by (has no drafts,
     num_tokens != decode_query_len, num_tokens); ties keep the scheduler's order.
     """
-    scheduled = output.num_scheduled_tokens
+    scheduled, cached = output.num_scheduled_tokens, output.cached_reqs.req_ids
     count = len(scheduled)
-    ids = list(scheduled)
+    ids = cached if len(cached) == count else list(scheduled)  # the same ones, and steps in a row bring the same list
     rows = state.rows(ids)
     if (
         output.total_num_scheduled_tokens == count == len(output.cached_reqs.req_ids)
@@ -176,25 +215,31 @@ def gather_host_batch(state: RequestState, output: MRV2SchedulerOutput, decode_q
     else:
         tokens = np.fromiter(scheduled.values(), np.int32, count)
         drafts = _draft_counts(ids, output.scheduled_draft_tokens)
-        order = np.lexsort((tokens, tokens != decode_query_len, drafts == 0))
-        if (order[1:] < order[:-1]).any():
-            ids = [ids[i] for i in order.tolist()]
-            tokens, drafts, rows = tokens[order], drafts[order], rows[order]
+        # Mostly newcomers stand behind those who decode, as they should: what ascends needs no sort.
+        ascends = decode_query_len == 1 and not output.scheduled_draft_tokens and not (tokens[1:] < tokens[:-1]).any()
+        if not ascends:
+            order = np.lexsort((tokens, tokens != decode_query_len, drafts == 0))
+            if (order[1:] < order[:-1]).any():
+                ids = [ids[i] for i in order.tolist()]
+                tokens, drafts, rows = tokens[order], drafts[order], rows[order]
         query_start_loc = np.empty(state.max_num_reqs + 1, np.int32)
         query_start_loc[0] = 0
         np.cumsum(tokens, out=query_start_loc[1 : count + 1])
         query_start_loc[count + 1 :] = query_start_loc[count]
         num_tokens, num_logits = int(query_start_loc[count]), count + int(drafts.sum())
+    seq_lens, has_prefill = state.num_computed_tokens_np[rows] + tokens, state.any_prefilling(rows)
     return HostBatch(
         req_ids=ids,
         rows=rows,
         num_scheduled_tokens=tokens,
         num_draft_tokens=drafts,
         query_start_loc=query_start_loc,
-        seq_lens_upper_bound=state.num_computed_tokens_np[rows] + tokens,
+        seq_lens_upper_bound=seq_lens,
         num_tokens=num_tokens,
         num_logits=num_logits,
-        has_prefill=state.any_prefilling(rows),
+        has_prefill=has_prefill,
+        # The bound is exact for those that have a part of it before them.
+        all_sample=not has_prefill or bool((seq_lens >= state.prefill_len.np[rows]).all()),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.memory.diffs import StagedDiff
-from mrv2lab.memory.staged_write import StagedWriteTensor
+from mrv2lab.memory.staged_write import FusedStagedWriter, StagedWriteTensor
 from mrv2lab.memory.uva_backed import UvaBackedTensor
 from mrv2lab.protocol import RequestData
 from mrv2lab.runtime.base import Runtime
@@ -43,19 +43,19 @@ class RequestState:
 
         # [R, L] int32: every known token. Large and cold, so it stays in host memory and kernels reach it through UVA
         self.all_token_ids = StagedWriteTensor(
-            rt, transfers, "all_token_ids", (max_num_reqs, max_model_len), torch.int32, place="uva", expected_writes=256
+            rt, None, "all_token_ids", (max_num_reqs, max_model_len), torch.int32, place="uva"
         )
         # [R] int32: the user's prompt, fixed for life
         self.prompt_len = UvaBackedTensor(transfers, "prompt_len", max_num_reqs, torch.int32)
         # [R] int32: tokens handed in at (re)admission; prompt + outputs after a preemption
         self.prefill_len = UvaBackedTensor(transfers, "prefill_len", max_num_reqs, torch.int32)
         # [R] int32: known tokens, advanced by post_update
-        self.total_len = StagedWriteTensor(rt, transfers, "total_len", max_num_reqs, torch.int32)
+        self.total_len = StagedWriteTensor(rt, None, "total_len", max_num_reqs, torch.int32)
         # [R] int32: tokens whose KV is valid, advanced by post_update. The exact one
-        self.num_computed_tokens = StagedWriteTensor(rt, transfers, "num_computed_tokens", max_num_reqs, torch.int32)
+        self.num_computed_tokens = StagedWriteTensor(rt, None, "num_computed_tokens", max_num_reqs, torch.int32)
         # [R] int64: what the next step's first decode token is
         self.last_sampled_tokens = rt.zeros(max_num_reqs, torch.int64, name="last_sampled_tokens")
-        # [R, K] int64: drafts to verify next
+        # [R, K] int64: drafts to verify next. Nobody reads them, and so nobody writes them, without speculation
         self.draft_tokens = StagedWriteTensor(rt, transfers, "draft_tokens", (max_num_reqs, drafts), torch.int64)
         # [lookahead, R] int32: prompt tokens behind this step's chunk, 0 past the end
         self.next_prefill_tokens = rt.zeros((drafts, max_num_reqs), torch.int32, name="next_prefill_tokens")
@@ -65,7 +65,9 @@ class RequestState:
         # [R] int32, host: min(num_computed_tokens_np, prefill_len); exact, since prefill rejects nothing
         self.num_computed_prefill_tokens: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(max_num_reqs, np.int32)
         self._tables = (self.all_token_ids, self.total_len, self.num_computed_tokens, self.draft_tokens)
-        self._no_drafts = (0,) * drafts
+        together = self.all_token_ids, self.total_len, self.num_computed_tokens
+        self._writer = FusedStagedWriter(rt, transfers, "request_state", together)
+        self._no_drafts = (0,) * num_speculative_tokens
         self._added = False
         self._batch_rows: tuple[list[str], np.ndarray[Any, np.dtype[np.int32]]] = [], np.empty(0, np.int32)
         """Ids of a batch and their rows, while nobody left."""
@@ -123,7 +125,8 @@ class RequestState:
         self.total_len.stage_write_elem(row, prefill_len)
         self.num_computed_tokens.stage_write_elem(row, request.num_computed_tokens)
         self.all_token_ids.stage_write(row, 0, request.all_token_ids)
-        self.draft_tokens.stage_write(row, 0, self._no_drafts)
+        if self._no_drafts:
+            self.draft_tokens.stage_write(row, 0, self._no_drafts)
         self._added = True
         return row
 
@@ -144,8 +147,8 @@ class RequestState:
         self._added = False
         self.prompt_len.publish()
         self.prefill_len.publish()
-        for table in self._tables:
-            table.apply_write()
+        self._writer.apply_write()
+        self.draft_tokens.apply_write()
 
     def reset(self) -> None:
         """Free every row and forget what is staged; tables keep their contents until rows get new owners."""

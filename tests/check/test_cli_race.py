@@ -55,10 +55,8 @@ def test_in_words() -> None:
     assert "corrupted steps: 3 [0, 1, 2]" in result.stdout
     assert "(modelled)" in result.stdout
     named = [line.strip() for line in result.stdout.splitlines() if line.startswith("    ")]
-    assert len(named) == 9
-    assert all(line.partition(": ")[2].isdigit() for line in named[:8])
-    assert named[8].startswith("and ")
-    assert named[8].endswith(" more")
+    assert len(named) == 8
+    assert all(line.partition(": ")[2].isdigit() for line in named)
     quiet = call("--policy", "barrier", "--steps", "4", "--stream", "threaded").stdout
     assert "hazards:         0\nwaited:" in quiet
 

@@ -13,7 +13,8 @@ from mrv2lab.attention import make_backend
 from mrv2lab.check.memory_ledger import Ledger, measure, predict
 from mrv2lab.engine import warm_up, worker
 from mrv2lab.engine.engine import Engine
-from mrv2lab.memory.staged_write import FusedStagedWriter
+from mrv2lab.memory import staged_write
+from mrv2lab.memory.diffs import PackedDiffs
 from mrv2lab.protocol import SamplingParams
 from mrv2lab.runner_v1 import prepare
 from mrv2lab.runner_v1.logprobs import LogprobsBuffers
@@ -22,7 +23,6 @@ from mrv2lab.runtime.transfer import PinnedCopy
 from mrv2lab.runtime.uva import next_power_of_2
 from mrv2lab.sample import token_logprobs
 from mrv2lab.sample.custom import CustomProcessors
-from mrv2lab.state import block_tables
 from tests.attention.test_engine import MODEL, stand_in
 from tests.slow import mostly_slow
 
@@ -241,13 +241,12 @@ def test_a_scratch_of_a_token_more_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_diffs_that_are_outgrown_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for one group's diffs: the first batch of two groups has another slab made, and keeps the old one."""
+    """Room for a few diffs: the first batch has another slab made, and keeps the old one."""
 
-    class Less(FusedStagedWriter):
-        def __init__(self, rt: Any, transfers: Any, name: str, tables: Any, expected: int) -> None:
-            super().__init__(rt, transfers, name, tables, expected // 2)
+    def less(transfers: Any, name: str, dtype: Any, expected: int, row_lens: Any = ()) -> PackedDiffs:
+        return PackedDiffs(transfers, name, dtype, 4 if name == "block_tables" else expected, row_lens)
 
-    monkeypatch.setattr(block_tables, "FusedStagedWriter", Less)
+    monkeypatch.setattr(staged_write, "PackedDiffs", less)
     with engine_of("mrv2", transfer="barrier") as engine:
         assert [problem.partition(": ")[0] for problem in measure(engine).problems] == [
             "block_tables.diffs", "block_tables.diffs.pinned",

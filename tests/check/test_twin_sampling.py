@@ -16,6 +16,7 @@ from mrv2lab.check.twin import Twin, TwinReport
 from mrv2lab.check.workloads import MODEL
 from mrv2lab.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from mrv2lab.protocol import Logprobs, ModelRunnerOutput, SamplingParams
+from tests.slow import mostly_slow
 
 VOCAB = MODEL.vocab_size
 
@@ -67,7 +68,7 @@ class Counting:
         rows[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
 
-@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("async_scheduling", mostly_slow([True, False], 1))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("a", "b", "equality"),

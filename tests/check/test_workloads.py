@@ -15,7 +15,7 @@ from mrv2lab.config import RunnerConfig
 from tests.check.plain_arithmetic import plain_arithmetic  # noqa: F401
 
 COUNT = 200
-QUICK = 20
+QUICK = 12
 """In `make test`: the first, which cover the most pairs."""
 ON_GPU = 50
 
@@ -79,7 +79,7 @@ def test_every_bit(index: int, weights: Weights, totals: Totals) -> None:
     totals.add(report)
 
 
-@pytest.mark.parametrize("index", params(COUNT // 4, quick=QUICK // 10))
+@pytest.mark.parametrize("index", params(COUNT // 4, quick=1))
 def test_near_without_the_demand(index: int, weights: Weights, totals: Totals) -> None:
     report = run(index, weights, "none")
     assert report.equality == "near"

@@ -83,7 +83,7 @@ def mrv2(**options: object) -> RunnerConfig:
     return RunnerConfig(**{"device": "cpu"} | options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("index", params(COUNT, QUICK - 3))
+@pytest.mark.parametrize("index", params(COUNT, 3))
 def test_v1_and_mrv2(index: int, weights: Weights, totals: Totals) -> None:
     """Exact: V1 sorts its batch as MRV2 does."""
     report = run(index, weights, v1(), mrv2(), "exact")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2lab.memory import FusedStagedWriter, StagedWriteTensor
+from mrv2lab.memory import StagedWriteTensor
 from mrv2lab.memory.diffs import PackedDiffs
 from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
@@ -197,55 +197,6 @@ def test_random_diffs_equal_numpy(rt: Runtime, policy: str) -> None:
     assert rt.read(state.gpu).tolist() == right.tolist()
 
 
-# -- several tables in one launch --------------------------------------------------------------------------------------
-
-
-def _tables(rt: Runtime, policy: Any, name: str) -> list[Any]:
-    return [make(rt, (6, width), policy=policy, name=f"{name}.{width}") for width in (4, 9, 5)]
-
-
-@pytest.mark.parametrize("policy", SAFE)
-def test_a_fused_writer_equals_separate_ones(rt: Runtime, policy: str) -> None:
-    choose, transfers = random.Random(3), POLICIES[policy](rt)
-    separate, fused = _tables(rt, transfers, "separate"), _tables(rt, transfers, "fused")
-    writer, steps = FusedStagedWriter(rt, transfers, "writer", fused, 4), Steps(rt, transfers)
-    for _ in range(10):
-        with steps.step():
-            for one, other in zip(separate, fused, strict=True):
-                for row in choose.sample(range(6), choose.randrange(4)):
-                    start = choose.randrange(one.row_len)
-                    values = [choose.randrange(100) for _ in range(choose.randrange(one.row_len - start + 1))]
-                    one.stage_write(row, start, values)
-                    other.stage_write(row, start, values)
-            for table in separate:
-                table.apply_write()
-            before = len(marks(rt, "kernel"))
-            staged = any(table.pending for table in fused)
-            writer.apply_write()
-            assert len(marks(rt, "kernel")) - before == int(staged)
-            assert not any(table.pending for table in fused)
-    for one, other in zip(separate, fused, strict=True):
-        assert rt.read(one.gpu).tolist() == rt.read(other.gpu).tolist()
-
-
-def test_a_fused_writer_launches_nothing_for_nothing(rt: Runtime) -> None:
-    writer = FusedStagedWriter(rt, POLICIES["uva_pool"](rt), "writer", _tables(rt, "uva_pool", "t"), 4)
-    log(rt).clear()
-    writer.apply_write()
-    assert log(rt).marks == []
-
-
-def test_a_fused_writer_takes_int32_matrices_and_refuses_overlaps(rt: Runtime) -> None:
-    with pytest.raises(TypeError, match="2-D int32"):
-        FusedStagedWriter(rt, POLICIES["uva_pool"](rt), "writer", [make(rt, 4)], 4)
-    table = make(rt, (2, 4))
-    writer = FusedStagedWriter(rt, POLICIES["uva_pool"](rt), "writer", [table], 4)
-    table.stage_write(1, 0, [1, 2])
-    table.stage_write(1, 1, [1, 2])
-    with pytest.raises(ValueError, match="overlap"):
-        writer.apply_write()
-
-
 @pytest.mark.parametrize("policy", SAFE)
 def test_many_writes_at_once(rt: Runtime, policy: str) -> None:
     state = make(rt, (4, 6), policy=policy)
@@ -286,8 +237,8 @@ def test_mutant_diffs_that_are_packed_in_another_order(cpu: CpuRuntime, monkeypa
     send = PackedDiffs.send
 
     def swapped(self: PackedDiffs, lists: Any) -> Any:
-        (groups, rows, starts, *rest), longest = send(self, lists)
-        return (groups, starts, rows, *rest), longest
+        (groups, rows, starts, *rest), count, longest = send(self, lists)
+        return (groups, starts, rows, *rest), count, longest
 
     monkeypatch.setattr(PackedDiffs, "send", swapped)
     with pytest.raises((AssertionError, IndexError)):

@@ -1,9 +1,22 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from mrv2lab.ops.fused_apply_write import fused_apply_write
-from tests.ops.backends import BACKENDS, CPU_BACKENDS, Apply, caught, expect, implementation, mutant, poisoned
+from tests.ops.backends import (
+    BACKENDS,
+    CPU_BACKENDS,
+    INTERPRET,
+    Apply,
+    caught,
+    expect,
+    implementation,
+    mutant,
+    pointer_table,
+    poisoned,
+)
 
 
 def check(apply: Apply, num_rows: int = 3, widths: tuple[int, ...] = (5, 33), seed: int = 1) -> None:
@@ -49,9 +62,62 @@ def test_a_diff_of_several_blocks(backend: str) -> None:
     check(implementation(fused_apply_write, backend), 2, (2500, 3), seed=2)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tables_that_no_diff_is_for_may_be_left_out(backend: str) -> None:
+    """Groups are counted through all the same."""
+    table, int32 = torch.zeros(3, 4, dtype=torch.int32), {"dtype": torch.int32}
+    diff = (torch.tensor(values, **int32) for values in ([1], [2], [1], [0, 2], [8, 9]))
+    pointers, strides = pointer_table([table, table]), torch.tensor([1, 4])
+    implementation(fused_apply_write, backend)((None, table), pointers, strides, *diff, 1, 1024)
+    assert table.tolist() == [[0] * 4, [0] * 4, [0, 8, 9, 0]]
+
+
+def check_ends_with_row(apply: Apply) -> None:
+    """What no host stages: two diffs that are longer than what is left of their rows, one of them by more than that."""
+    tables = (torch.zeros(3, 4, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32))
+    diffs = ([0, 1], [1, 0], [2, 3], [0, 9, 18], range(1, 19))
+    arrays = (torch.tensor(list(values), dtype=torch.int32) for values in diffs)
+    apply(tables, pointer_table(tables), torch.tensor([4, 1]), *arrays, 2, 1024)
+    assert [table.tolist() for table in tables] == [[[0] * 4, [0, 0, 1, 2], [0] * 4], [[0]] * 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_diff_ends_with_its_row(backend: str) -> None:
+    check_ends_with_row(implementation(fused_apply_write, backend))
+
+
+@pytest.mark.parametrize("backend", [INTERPRET])
+def test_mutant_a_diff_that_goes_on_in_the_next_row(backend: str, tmp_path) -> None:
+    """By one value, which lies within the table."""
+    longer = ("column < stride", "column <= stride")
+    assert caught(check_ends_with_row, implementation(mutant(fused_apply_write, *longer, tmp_path), backend))
+
+
+def check_far_cells(apply: Apply, folder: Path) -> None:
+    """Cell 2^32 + 5 of a table of 24 GB, of which the pages exist that are touched: in a file full of holes."""
+    stride = 2**31
+    table = torch.from_numpy(np.memmap(folder / "table", np.int32, "w+", shape=(3, stride)))
+    diff = (torch.tensor(values, dtype=torch.int32) for values in ([0], [2], [5], [0, 1], [77]))
+    apply((table,), pointer_table([table]), torch.tensor([stride]), *diff, 1, 1024)
+    assert (int(table[2, 5]), int(table[0, 5])) == (77, 0)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_cells_beyond_int32(backend: str, tmp_path) -> None:
+    check_far_cells(implementation(fused_apply_write, backend), tmp_path)
+
+
+@pytest.mark.parametrize("backend", [INTERPRET])
+def test_mutant_cells_of_int32(backend: str, tmp_path) -> None:
+    """2 x 2^31 is 0 in int32: the diff lands in the first row."""
+    narrow = ("tl.load(rows + w) * stride", "tl.load(rows + w) * stride.to(tl.int32)")
+    apply = implementation(mutant(fused_apply_write, *narrow, tmp_path), backend)
+    assert caught(lambda apply: check_far_cells(apply, tmp_path), apply)
+
+
 MUTANTS = {
     "spec": [
-        ("tables[group_ids[w]]", "tables[-1]"),
+        ("table, end = tables[group_ids[w]]", "table, end = tables[-1]"),
         ("cu_lens[w] : cu_lens[w + 1]", "cu_lens[0] : cu_lens[1]"),
     ],
     "interpret": [

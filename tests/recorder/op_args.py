@@ -143,6 +143,12 @@ def _num_sampled_and_rejected(batch: dict[str, Any], rng: Any) -> Case:
     return Case(args, _batch_loads(batch, *names) | {"num_sampled": set(range(4))}, {"num_sampled": set(range(4))})
 
 
+def _num_sampled_without_drafts(batch: dict[str, Any], rng: Any) -> Case:
+    names = ("idx_mapping", "seq_lens", "prefill_len")
+    outputs = {"num_sampled": poisoned(4), "num_rejected": poisoned(4)}
+    return Case(_pick(batch, *names) | outputs | {"num_reqs": 4}, _batch_loads(batch, *names))
+
+
 def _post_update(batch: dict[str, Any], rng: Any) -> Case:
     rows = set(batch["idx_mapping"].tolist())
     k = np.array([0, 1, 3, 2], np.int32)
@@ -252,6 +258,43 @@ def _prepare_decode(batch: dict[str, Any], rng: Any) -> Case:
     for g in (0, 1):
         blocks = {row: range(int(done[row]) // int(sizes[g]) + 1) for row in live}
         loads[f"tables[{g}]"] = set().union(*(cells(tables[g], [row], blocks[row]) for row in live))
+    return Case(args, loads)
+
+
+def _prepare_batch(batch: dict[str, Any], rng: Any) -> Case:
+    """The four without drafts, the second of nobody; six rows of the input tables, three tokens behind the batch's."""
+    rows, tables, starts = batch["idx_mapping"].copy(), _tables(batch, rng, 12), batch["query_start_loc"][:5]
+    rows[1] = -1
+    live = [int(row) for row in rows if row >= 0]
+    done, tokens, prefill = batch["num_computed_tokens"], batch["all_token_ids"], batch["prefill_len"]
+    sizes = np.array([4, 8], np.int32)
+    args = _pick(batch, "num_computed_tokens", "prefill_len", "last_sampled_tokens", "all_token_ids") | {
+        "sent_rows": rows,
+        "sent_starts": starts,
+        "tables": tables,
+        "input_tables": tuple(poisoned(8, 12) for _ in tables),
+        "block_sizes": sizes,
+        "idx_mapping": poisoned(5),
+        "query_start_loc": poisoned(9),
+        "input_ids": poisoned(starts[-1] + 3),
+        "next_prefill_tokens": poisoned(2, len(prefill)),
+        "positions": poisoned(starts[-1] + 3, dtype=np.int64),
+        "seq_lens": poisoned(8),
+        "logits_indices": poisoned(5, dtype=np.int64),
+        "slot_mappings": poisoned(2, starts[-1] + 3, dtype=np.int64),
+        "num_reqs": 4,
+        "num_tokens": int(starts[-1]),
+        "num_rows": 6,
+    }
+    loads: Cells = {"sent_rows": set(range(4)), "sent_starts": set(range(5)), "block_sizes": {0, 1}}
+    loads |= {name: {0, 1} for name in ("table_ptrs", "input_ptrs", "table_strides")}
+    loads |= {name: set(live) for name in ("num_computed_tokens", "prefill_len", "last_sampled_tokens")}
+    loads["all_token_ids"] = {row * tokens.shape[1] + c for row in live for c in range(prefill[row])}
+    ends = {int(row): int(done[row] + starts[i + 1] - starts[i]) for i, row in enumerate(rows)}
+    for g in (0, 1):
+        loads[f"tables[{g}]"] = set().union(
+            *(cells(tables[g], [row], range(-(-ends[row] // int(sizes[g])))) for row in live)
+        )
     return Case(args, loads)
 
 

@@ -88,7 +88,7 @@ def test_everything_can_be_read_between_phases() -> None:
             staged = {name: [d.row for d in diffs] for name, diffs in runner.staged().items()}
             seen[phase] = (total, staged, runner.batch is not None, runner.logits is not None)
     rows = [3, 2]  # the highest is given first
-    every = dict.fromkeys("all_token_ids total_len num_computed_tokens draft_tokens block_table.0".split(), rows)
+    every = dict.fromkeys("all_token_ids total_len num_computed_tokens block_table.0".split(), rows)
     assert seen["schedule"] == ([0, 0, 0, 0], {}, False, False)
     assert seen["update_states"] == ([0, 0, 0, 0], every, False, False)
     assert seen["apply_writes"] == ([0, 0, 4, 3], {}, False, False)

@@ -178,7 +178,6 @@ def test_every_panel_of_a_standing_step_is_what_the_device_has(options: dict[str
         "cpu add_request",
         "cpu remove_request",
         "cpu publish",
-        "cpu apply_write",
         "cpu fused_apply_write",
         "gpu prefill_inputs",
         "gpu post_update",

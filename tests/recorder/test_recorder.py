@@ -373,7 +373,8 @@ def test_every_checksum_fits_the_rebuilt_state(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{"transfer": "unsafe"}, {"pool_depth": 1}], ids=str)
 def test_a_race_shows_in_the_checksums(options: dict[str, Any]) -> None:
-    _, recording = recorded(80, recorder={"check_every": 1}, **options)
+    """In as many steps as leave what goes wrong within the tables."""
+    _, recording = recorded(40, recorder={"check_every": 1}, **options)
     assert recording.verify()
 
 

@@ -43,12 +43,11 @@ def test_who_writes_what(runs: dict[str, Run]) -> None:
     replay = Replay(run)
     seen = {(w.phase, w.table, w.writer, w.by) for i in complete(run) for w in replay.trace(i).writes}
     published = "prompt_len prefill_len num_blocks temperature seeds".split()
-    staged = "all_token_ids total_len num_computed_tokens draft_tokens".split()
+    staged = "all_token_ids total_len num_computed_tokens block_table.0".split()
     computed = "all_token_ids total_len num_computed_tokens last_sampled_tokens".split()
     assert seen == {
         *(("apply_writes", table, "cpu", "publish") for table in published),
-        *(("apply_writes", table, "cpu", "apply_write") for table in staged),
-        ("apply_writes", "block_table.0", "cpu", "fused_apply_write"),
+        *(("apply_writes", table, "cpu", "fused_apply_write") for table in staged),
         ("prepare_inputs", "next_prefill_tokens", "gpu", "prefill_inputs"),
         *(("postprocess", table, "gpu", "post_update") for table in computed),
     }
@@ -62,8 +61,7 @@ def test_op_calls_are_the_step(runs: dict[str, Run]) -> None:
     calls = replay.op_calls(index)
     assert replay.state_hash() == hash_tables(run.live[index])
     assert [(call.phase, call.name) for call in calls] == [
-        *[("apply_writes", "apply_write")] * 4,
-        ("apply_writes", "fused_apply_write"),
+        *[("apply_writes", "fused_apply_write")] * 2,
         ("prepare_inputs", "prefill_inputs"),
         ("prepare_inputs", "pos_seq_lens"),
         ("prepare_inputs", "combine_tokens"),

@@ -232,7 +232,7 @@ def test_a_new_owner_overwrites_every_table(run: Run) -> None:
             of_row = [c for c in view.meta["changes"] if c["row"] == new.row and c["phase"] == "apply_writes"]
             assert {(c["column"], c["by"]) for c in of_row} == {
                 *((name, "publish") for name in "prompt_len prefill_len num_blocks temperature seed".split()),
-                *((name, "apply_write") for name in "all_token_ids total_len num_computed_tokens draft_tokens".split()),
+                *((name, "fused_apply_write") for name in "all_token_ids total_len num_computed_tokens".split()),
                 ("block_table.0", "fused_apply_write"),
             }
             assert {c["writer"] for c in of_row} == {"cpu"}

@@ -53,7 +53,7 @@ def play(moves: list[Move], options: dict[str, Any], check: Callable[[Engine], N
         assert len(engine.worker.runner.req_states.free_indices) == 4
 
 
-@settings(max_examples=75)
+@settings(max_examples=30)
 @given(MOVES, options)
 def test_master_invariants(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options)

@@ -14,6 +14,7 @@ from tests.ops.backends import mutant
 from tests.runtime.machines import marks
 from tests.sample.lives import Life, Lives
 from tests.sample.test_penalties import POLICIES
+from tests.slow import mostly_slow
 
 
 def born(rng: np.random.Generator, lives: Lives) -> Life:
@@ -31,7 +32,7 @@ def lives_of(rt, seed=0, **options) -> Lives:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 def test_lives(rt, policy, seed):
     lives_of(rt, seed, policy=policy).run(25)
 

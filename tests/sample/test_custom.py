@@ -15,6 +15,7 @@ from mrv2lab.sample.custom import CustomProcessors
 from tests.runtime.machines import marks
 from tests.sample.lives import Life, Lives
 from tests.sample.test_penalties import POLICIES
+from tests.slow import mostly_slow
 
 INF = float("inf")
 
@@ -56,7 +57,7 @@ def lives_of(rt: Runtime, seed: int = 0, **options) -> Lives:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 def test_lives(rt, policy, seed):
     lives_of(rt, seed, policy=policy).run(25)
 

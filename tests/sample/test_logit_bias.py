@@ -17,6 +17,7 @@ from tests.ops.backends import mutant
 from tests.runtime.machines import marks
 from tests.sample.lives import Life, Lives
 from tests.sample.test_penalties import POLICIES
+from tests.slow import mostly_slow
 
 INF = float("inf")
 EOS = 7
@@ -48,7 +49,7 @@ def lives_of(rt, seed=0, **options) -> Lives:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
 def test_lives(rt, policy, seed):
     lives_of(rt, seed, policy=policy).run(25)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from contextlib import ExitStack
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from mrv2lab.runtime.cpu import CpuRuntime
 from tests.runtime.machines import MACHINES, machine
 from tests.sample.pipeline import Pipeline
+from tests.slow import mostly_slow
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VOCABS = [7, 1000, 49152, pytest.param(151936, marks=pytest.mark.slow)]
@@ -49,9 +51,21 @@ def test_drafts(make, drafts):
 
 
 @pytest.mark.parametrize("make", MACHINES, indirect=True)
-@pytest.mark.parametrize("policy", ["barrier", "pinned_copy", "uva_pool"])
-@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    mostly_slow(
+        sorted(
+            itertools.product(
+                ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"],
+                ["barrier", "pinned_copy", "uva_pool"],
+            ),
+            key=lambda both: both[0] != "raw_logprobs" and both[1] != "uva_pool",
+        ),
+        6,
+    ),
+)
 def test_modes_and_policies(make, mode, policy):
+    """By default each mode with one policy and each policy with one mode."""
     for seed in range(3):
         make(vocab=1000, rows=6, seed=10 + seed, mode=mode, policy=policy).check()
 

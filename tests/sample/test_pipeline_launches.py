@@ -130,7 +130,7 @@ def test_a_stage_launches_only_while_it_is_used(name: str) -> None:
 
 
 def test_a_stage_that_launches_for_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogitBias, "used", lambda stage, rows: bool(stage._users.any()))
+    monkeypatch.setattr(LogitBias, "used", lambda stage, rows: stage._users.count > 0)
     with pytest.raises(AssertionError):
         check_stage("a bias")  # whose row keeps the flag when its request has gone
 

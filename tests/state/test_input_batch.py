@@ -13,6 +13,8 @@ from mrv2lab.runtime.base import Runtime
 from mrv2lab.runtime.cpu import CpuRuntime
 from mrv2lab.runtime.transfer import POLICIES
 from mrv2lab.state import InputBuffers, RequestState, gather_host_batch, input_batch
+from mrv2lab.state.prefix import MAX_KEPT, Prefix
+from tests.runner_v1.test_mutants import mutate
 from tests.state.requests import make_state, request, scheduled
 
 
@@ -57,10 +59,10 @@ def test_the_order_is_the_sort_key_and_stable(cpu: CpuRuntime) -> None:
     choose, state = random.Random(1), make_state(cpu, rows=40, length=64)
     names = [f"r{i}" for i in range(40)]
     add_all(state, names)
-    for length in (1, 2, 3):
+    for length, share in ((1, 0.3), (2, 0.3), (3, 0.3), (1, 0), (2, 0)):
         for count in (0, 1, 2, 7, 40):
             tokens = {name: choose.choice([1, 1, 2, 3, 8, 9]) for name in choose.sample(names, count)}
-            drafts = {name: [0] * choose.randrange(3) for name in tokens if choose.random() < 0.3}
+            drafts = {name: [0] * choose.randrange(3) for name in tokens if choose.random() < share}
             batch = gather_host_batch(state, scheduled(tokens, drafts), decode_query_len=length)
             key = lambda name: (not drafts.get(name), tokens[name] != length, tokens[name])  # noqa: E731, B023
             assert batch.req_ids == sorted(tokens, key=key)
@@ -117,6 +119,33 @@ def test_mutant_an_unstable_order(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(input_batch, "np", Reversed())
     with pytest.raises(AssertionError):
         test_verify_rows_then_decodes_then_short_extends_then_prefills(cpu)
+
+
+def test_mutant_what_does_not_ascend_is_not_sorted(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, input_batch, "gather_host_batch", "not (tokens[1:] < tokens[:-1]).any()", "True")
+    monkeypatch.setitem(globals(), "gather_host_batch", input_batch.gather_host_batch)
+    with pytest.raises(AssertionError):
+        test_the_order_is_the_sort_key_and_stable(cpu)
+
+
+def test_who_samples_is_known(cpu: CpuRuntime) -> None:
+    state = make_state(cpu)
+    row = state.add_request(request("a", [1] * 10))
+    state.num_computed_tokens_np[row] = state.num_computed_prefill_tokens[row] = 4
+    for tokens, ends in ((5, False), (6, True)):
+        batch = gather_host_batch(state, scheduled({"a": tokens}))
+        assert batch.has_prefill
+        assert batch.all_sample is ends
+
+
+def test_views_are_kept_and_few() -> None:
+    first = Prefix(torch.arange(1000))
+    views = [first(n) for n in (3, 5, 3, 1000)]
+    assert [len(view) for view in views] == [3, 5, 3, 1000]
+    assert views[0] is views[2]
+    assert views[3] is first.tensor
+    assert all(first(n).data_ptr() == first.tensor.data_ptr() for n in range(1, 1000))
+    assert len(first._views) <= MAX_KEPT
 
 
 def test_mutant_a_tail_that_is_not_filled(cpu: CpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:

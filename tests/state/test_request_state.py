@@ -250,11 +250,26 @@ def test_a_step_without_new_requests_sends_nothing(rt: Runtime) -> None:
     assert log(rt).marks == []
     state.add_request(request("a", [1]))
     state.apply_staged_writes()
-    assert len(marks(rt, "kernel")) == 4
+    assert [(mark.name, mark.writes) for mark in marks(rt, "kernel")] == [
+        ("fused_apply_write", ("all_token_ids", "total_len", "num_computed_tokens")),
+        ("apply_write", ("draft_tokens",)),
+    ]
     log(rt).clear()
     state.remove_request("a")
     state.apply_staged_writes()
     assert log(rt).marks == []
+
+
+def test_without_speculation_no_drafts_are_staged(rt: Runtime) -> None:
+    """Nobody writes drafts then, so the table is still the zeros it began with; and nobody reads it."""
+    state = make_state(rt, drafts=0)
+    row = state.add_request(request("a", [4, 5]))
+    assert state.staged().keys() == {"all_token_ids", "total_len", "num_computed_tokens"}
+    log(rt).clear()
+    state.apply_staged_writes()
+    assert [mark.name for mark in marks(rt, "kernel")] == ["fused_apply_write"]
+    assert of_row(rt, state, row)["draft_tokens"] == [0]
+    assert of_row(rt, state, row)["all_token_ids"] == [4, 5]
 
 
 def test_a_row_given_back_before_the_apply_leaves_nothing_staged(cpu: CpuRuntime) -> None:

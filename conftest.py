@@ -33,12 +33,28 @@ def find_chromium() -> str | None:
     return found
 
 
-def pytest_collection_finish() -> None:
-    """Spare the collector what lives until the end: walking torch and thousands of tests again and again takes a sixth
-    of the whole run."""
+def _spare_the_collector() -> None:
+    """Walk no more what lives until the end."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Torch and thousands of tests, walked again and again, take a sixth of the whole run."""
+    _spare_the_collector()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)  # when the file's own fixtures have gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves in caches would be walked by every later test that collects."""
+    if nextitem is None or nextitem.path != item.path:
+        _spare_the_collector()
+
+
+def pytest_unconfigure() -> None:
+    """Extensions complain at the end of a process about objects that the collector may not take."""
+    gc.unfreeze()
 
 
 def _has_gpu() -> bool:

@@ -14,8 +14,9 @@ from tests.equality.models import MODELS, source
 FACTORS: dict[str, tuple[str, ...]] = {"model": MODELS} | workloads.FACTORS
 
 COUNT = 200
-QUICK = 20
+QUICK = 12
 """So many of them run in `make test`: the first, which cover the most pairs."""
+ON_GPU = 20
 
 
 def all_pairs() -> set[Pair]:

@@ -19,13 +19,13 @@ from tests.equality.compare import (
     reference_logits,
 )
 from tests.equality.models import MODELS, hf_from_weights, hf_model, source
-from tests.equality.settings import QUICK, label, make_case, run_case, settings
+from tests.equality.settings import ON_GPU, label, make_case, run_case, settings
 
 TOTAL = NearReport()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("index", [pytest.param(index, id=label(index)) for index in range(QUICK)])
+@pytest.mark.parametrize("index", [pytest.param(index, id=label(index)) for index in range(ON_GPU)])
 def test_float32(index: int) -> None:
     """Near the reference, and bit-equal between two policies."""
     name = settings()[index]["model"]

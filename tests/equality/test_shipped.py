@@ -68,7 +68,7 @@ def test_chunks(model: str, chunk: int) -> None:
     assert any(sampled == () for step in together for sampled in step.sampled)
 
 
-@pytest.mark.parametrize("loop", ["sync", "async"])
+@pytest.mark.parametrize("loop", mostly_slow(["async", "sync"], 1))
 @each_model
 def test_a_storm(model: str, loop: str) -> None:
     """Twelve of 8 + 32 tokens in a pool for three: 3 x 5 blocks of 8."""

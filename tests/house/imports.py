@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = "mrv2lab"
@@ -70,8 +71,13 @@ def imports(root: Path) -> Iterator[Import]:
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         parent = parts[:-1]  # the package that one leading dot means, for an __init__ too
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        yield from _walk(tree, path, parent, typing_only=False)
+        yield from _imports_of(path, parent, path.read_text(encoding="utf-8"))
+
+
+@cache
+def _imports_of(path: Path, parent: tuple[str, ...], text: str) -> tuple[Import, ...]:
+    """Once for all the rules: five of them walk every module."""
+    return tuple(_walk(ast.parse(text), path, parent, typing_only=False))
 
 
 def _walk(node: ast.AST, path: Path, parent: tuple[str, ...], typing_only: bool) -> Iterator[Import]:

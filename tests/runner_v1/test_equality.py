@@ -17,7 +17,7 @@ from tests.runner_v1.runs import MANY_ROWS, SAME_BATCHES, Idle, greedy_case, run
 from tests.runner_v1.test_sampling_params import some_params
 from tests.slow import mostly_slow
 
-QUICK = 4
+QUICK = 2
 
 
 @cache

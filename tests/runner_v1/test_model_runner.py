@@ -16,6 +16,7 @@ from tests.engine.small import sampled, small_engine
 from tests.runner.schedules import MOVES, OPTIONS, Move, drive
 from tests.runner_v1.invariants import check_invariants
 from tests.runner_v1.small import greedy, v1
+from tests.slow import mostly_slow
 
 # -- random schedules --------------------------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ def play(moves: list[Move], options: dict[str, Any]) -> dict[str, list[int]]:
         return {req_id: engine.requests[req_id].token_ids for req_id in plain}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(MOVES, options)
 def test_state_on_random_schedules(moves: list[Move], options: dict[str, Any]) -> None:
     play(moves, options | {"runner": "v1"})
@@ -189,7 +190,7 @@ def run_on(engine: Engine) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", mostly_slow(["after", "before"], 1))
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("options", [{}, {"async_scheduling": False}, {"stream": "threaded"}, {"protected": ()}])
 def test_reset_after_an_interrupt(

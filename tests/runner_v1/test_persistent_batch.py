@@ -191,13 +191,20 @@ def test_a_full_batch_says_so() -> None:
 # -- any sequence of edits against plain lists -------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SCRIPTS)
 def test_every_field_follows_its_request(script: list[tuple[str, int]]) -> None:
     follow(script)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(SCRIPTS)
+def test_every_field_follows_its_request_over_many_edits(script: list[tuple[str, int]]) -> None:
+    follow(script)
+
+
+@settings(max_examples=50, deadline=None)
 @given(scripts(["nothing", "add", "add", "remove", "token", "condense"]))
 def test_counters_count_what_was_moved(script: list[tuple[str, int]]) -> None:
     pair = follow(script)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrv2lab.trace import launch_queue
@@ -93,6 +93,7 @@ def test_steps_are_counted_from_their_own_start() -> None:
     assert run_ahead(small.build())[["launch_in_step_ns", "work_in_step_ns"]].values.tolist() == [[10, 150]]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(-2, 20), st.integers(0, 1)), max_size=15))
 def test_depth_against_counting(launches: list[tuple[int, int, int]]) -> None:
     small = SmallTrace()

@@ -11,9 +11,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OpenPage = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(chromium_path: str) -> Iterator[Any]:
-    """One Chromium a module: two sync Playwrights cannot run at once."""
+    """One Chromium for this folder; gone before another folder's starts: two sync Playwrights cannot run at once."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install mrv2lab[test]")
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=chromium_path, args=FLAGS)

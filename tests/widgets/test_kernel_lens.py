@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,33 +188,18 @@ def test_the_saved_picture_escapes() -> None:
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
-# None: the one that Playwright brought along, if it did.
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 browser_test = [
     pytest.mark.browser,
     pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="Playwright is not installed"),
 ]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        except sync_api.Error as error:
-            pytest.skip(f"Chromium does not start: {error.message.splitlines()[0]}")
-        yield browser
-        browser.close()
-
-
 class Shown:
     """A lens in a page of its own. ``errors``: what the console complained about."""
 
-    def __init__(self, chromium: Any, folder: Path, widget: KernelLens, **options: Any) -> None:
+    def __init__(self, browser: Any, folder: Path, widget: KernelLens, **options: Any) -> None:
         size = options.pop("size", (1100, 1000))
-        self.page = chromium.new_page(viewport={"width": size[0], "height": size[1]})
+        self.page = browser.new_page(viewport={"width": size[0], "height": size[1]})
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
@@ -242,8 +225,8 @@ def shot(shown: Shown, name: str) -> None:
 class TestInABrowser:
     pytestmark = browser_test
 
-    def test_spec_and_kernel_stand_side_by_side(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(calls(double(), double())))
+    def test_spec_and_kernel_stand_side_by_side(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(calls(double(), double())))
         boxes = [shown.page.locator("pre").nth(i).bounding_box() for i in range(2)]
         assert boxes[0]["y"] == boxes[1]["y"]
         assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
@@ -255,8 +238,8 @@ class TestInABrowser:
         shot(shown, "first")
         assert shown.errors == []
 
-    def test_cells_of_a_program(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(double()))
+    def test_cells_of_a_program(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(double()))
         shown.page.evaluate("model.set('program', 1)")
         assert shown.text(".buffer:nth-of-type(1) li.cell")[:2] == ["0 3", "1 2305843009213693953L loaded"]
         # What program 0 stored is there; what program 1 stores shows its before and after.
@@ -267,8 +250,8 @@ class TestInABrowser:
             "line 13 S store y[1]: -7 → 4611686018427387906",
         ]
 
-    def test_keyboard(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(double()))
+    def test_keyboard(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(double()))
         shown.focus()
         seen = []
         for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft"):
@@ -283,8 +266,8 @@ class TestInABrowser:
         shown.page.keyboard.press("Escape")
         assert shown.page.evaluate("document.activeElement === document.body")
 
-    def test_one_access_alone(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(double()))
+    def test_one_access_alone(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(double()))
         button = shown.page.locator("ol button").nth(1)
         button.focus()
         shown.page.keyboard.press("Enter")
@@ -294,9 +277,9 @@ class TestInABrowser:
         shown.page.keyboard.press("Enter")
         assert shown.page.locator(".sel").count() == 0
 
-    def test_another_op_begins_at_its_first_program(self, chromium: Any, tmp_path: Path) -> None:
+    def test_another_op_begins_at_its_first_program(self, browser: Any, tmp_path: Path) -> None:
         wrong = double(difference=Difference("y", (2,), 10, 11, 1), notes=("cut",), op="worse")
-        shown = Shown(chromium, tmp_path, KernelLens(calls(double(), wrong, LensError("the kernel raised"))))
+        shown = Shown(browser, tmp_path, KernelLens(calls(double(), wrong, LensError("the kernel raised"))))
         shown.page.evaluate("model.set('program', 3)")
         shown.page.locator("select").select_option("1")
         assert shown.page.evaluate("model.state.program") == 0
@@ -307,27 +290,27 @@ class TestInABrowser:
         assert not shown.page.locator("pre").first.is_visible()
         assert not shown.page.locator(".bar input").is_visible()
 
-    def test_an_empty_lens_says_why(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(LensCalls("step 0", [], lambda _: double())))
+    def test_an_empty_lens_says_why(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(LensCalls("step 0", [], lambda _: double())))
         assert shown.text(".doc") == ["This step launched no operation that a recording can replay."]
         without = double(missing="Triton is not installed.", programs=(), grid=None)
-        shown = Shown(chromium, tmp_path, KernelLens(without))
+        shown = Shown(browser, tmp_path, KernelLens(without))
         assert shown.text(".verdict") == ["– Spec only. Triton is not installed."]
         assert shown.page.locator("pre").nth(1).is_visible()
         idle = double(programs=(Program((0, 0, 0)),), grid=(1, 1, 1))
-        shown = Shown(chromium, tmp_path, KernelLens(idle))
+        shown = Shown(browser, tmp_path, KernelLens(idle))
         assert shown.text(".where")[0].endswith("it returned before it touched memory.")
 
     @pytest.mark.slow
-    def test_dropped_accesses_are_said(self, chromium: Any, tmp_path: Path) -> None:
+    def test_dropped_accesses_are_said(self, browser: Any, tmp_path: Path) -> None:
         text = "program (0, 0, 0) stores to y[-1], outside its 4 elements"
-        shown = Shown(chromium, tmp_path, KernelLens(double(programs=(Program((0, 0, 0), (), (text,)),))))
+        shown = Shown(browser, tmp_path, KernelLens(double(programs=(Program((0, 0, 0), (), (text,)),))))
         assert shown.text(".outside") == [f"Dropped: {text}."]
         assert shown.text(".verdict")[0].startswith("≠ the kernel leaves its arguments: program (0, 0, 0) stores")
 
     @pytest.mark.slow
-    def test_two_views_and_their_ends(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(double()), views=2)
+    def test_two_views_and_their_ends(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(double()), views=2)
         shown.page.locator("button[aria-label='Next program']").first.click()
         assert shown.text(".where") == ["Program 2 of 4, id (1, 0, 0): 1 load, 1 store."] * 2
         shown.page.evaluate("cleanups.shift()[0]()")
@@ -338,25 +321,25 @@ class TestInABrowser:
         assert shown.page.evaluate("model.count()") == 0
         assert shown.errors == []
 
-    def test_html_in_names_stays_text(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(hostile()))
+    def test_html_in_names_stays_text(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(hostile()))
         assert EVIL in shown.text(".doc")[0]
         assert shown.page.locator("img").count() == 0
         assert shown.page.title() == "Kernel lens"
         mutant = ("el.textContent = text", "el.innerHTML = text")
-        assert Shown(chromium, tmp_path, KernelLens(hostile()), mutant=mutant).page.locator("img").count() > 0
+        assert Shown(browser, tmp_path, KernelLens(hostile()), mutant=mutant).page.locator("img").count() > 0
 
     @pytest.mark.slow
-    def test_narrow_and_dark(self, chromium: Any, tmp_path: Path) -> None:
-        shown = Shown(chromium, tmp_path, KernelLens(double()), size=(320, 800), dark=True)
+    def test_narrow_and_dark(self, browser: Any, tmp_path: Path) -> None:
+        shown = Shown(browser, tmp_path, KernelLens(double()), size=(320, 800), dark=True)
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= 320
         shot(shown, "narrow_dark")
 
     @pytest.mark.parametrize("dark", mostly_slow([False, True], 1))
-    def test_axe_finds_nothing_serious(self, chromium: Any, tmp_path: Path, dark: bool) -> None:
+    def test_axe_finds_nothing_serious(self, browser: Any, tmp_path: Path, dark: bool) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright")
         bad = double(programs=(replace(double().programs[0], outside=("a store outside",)),))
-        shown = Shown(chromium, tmp_path, KernelLens(calls(bad, double())), dark=dark)
+        shown = Shown(browser, tmp_path, KernelLens(calls(bad, double())), dark=dark)
         shown.page.evaluate("document.querySelector('details').open = true")
         results = axe.Axe().run(shown.page)
         found = [v for v in results.response["violations"] if v["impact"] in ("serious", "critical")]

@@ -177,16 +177,21 @@ def bench_cpu(steps: int) -> dict[str, Any]:
     return figures
 
 
-def bench_cuda(steps: int, graphs: GraphMode, fused: bool) -> dict[str, Any]:
-    """Qwen3-0.6B's shape in bfloat16: phases at 1, 64 and 256 requests, kernels and allocations at 256."""
+CASES = [(count, label) for count in (1, 64, 256) for label in ("greedy", "sampled")]
+
+
+def bench_cuda(steps: int, graphs: GraphMode, fused: bool, caching: bool) -> dict[str, Any]:
+    """Qwen3-0.6B's shape in bfloat16: whole steps, phases and allocations at 1, 64 and 256 requests, kernels at 1 and
+    256."""
     figures: dict[str, Any] = {
         "model": QWEN3_0_6B.name,
         "prompt_len": 128,
         "graphs": graphs,
         "fused_prepare": fused,
-        "requests": {},
+        "prefix_caching": caching,
+        "requests": {str(count): {} for count, _ in CASES},
     }
-    engine = Engine(
+    with Engine(
         QWEN3_0_6B,
         device="cuda",
         num_blocks=8192,
@@ -194,29 +199,35 @@ def bench_cuda(steps: int, graphs: GraphMode, fused: bool) -> dict[str, Any]:
         max_num_batched_tokens=4096,
         cudagraph_mode=graphs,
         fused_prepare=fused,
+        enable_prefix_caching=caching,
         warm_up=False,
-    )
-    for count in tqdm((1, 64, 256), desc="requests"):
-        row: dict[str, Any] = {}
-        for label, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-            start_decodes(engine, count, 128, 320, temperature)
-            for _ in range(20):
-                engine.step()
-            torch.cuda.synchronize()
-            row[label] = {
-                "whole_us": whole_steps(engine, steps),
-                "host_us": time_steps(engine, steps),
-                "allocations": allocations(engine, 32),
-            }
-            if count in (1, 256):
-                row[label]["device_us"] = kernel_times(engine, 16)
-            engine.reset()
-        figures["requests"][str(count)] = row
+    ) as engine:
+        for count, label in tqdm(CASES, desc="host"):
+            with decoding(engine, count, label):
+                figures["requests"][str(count)][label] = {
+                    "whole_us": whole_steps(engine, steps),
+                    "host_us": time_steps(engine, steps),
+                    "allocations": allocations(engine, 32),
+                }
+        # Last: once PyTorch's profiler has run, every CUDA call of the process takes longer, a graph's launch 5 times.
+        for count, label in tqdm([case for case in CASES if case[0] != 64], desc="device"):
+            with decoding(engine, count, label):
+                figures["requests"][str(count)][label]["device_us"] = kernel_times(engine, 16)
     for label in ("greedy", "sampled"):
         many, few = (figures["requests"][n][label]["host_us"]["preparation"]["median"] for n in ("256", "64"))
         figures[f"preparation_256_over_64_{label}"] = many / few
-    engine.close()
     return figures
+
+
+@contextmanager
+def decoding(engine: Engine, count: int, label: str) -> Iterator[None]:
+    """``count`` requests in the middle of their outputs; dropped behind the ``with``."""
+    start_decodes(engine, count, 128, 320, 0.0 if label == "greedy" else 1.0)
+    for _ in range(20):
+        engine.step()
+    torch.cuda.synchronize()
+    yield
+    engine.reset()
 
 
 def main(
@@ -224,10 +235,13 @@ def main(
     device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 100,
     graphs: Annotated[str, typer.Option(help="GPU: cudagraph_mode of the engine.")] = "none",
-    fused: Annotated[bool, typer.Option(help="GPU: prepare plain decodes in one launch.")] = True,
+    fused: Annotated[bool, typer.Option(help="GPU: prepare a step in one launch.")] = True,
+    caching: Annotated[
+        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="GPU: hash full blocks.")
+    ] = True,
 ) -> None:
     """Run the benchmark for one device."""
-    figures = bench_cuda(steps, cast(GraphMode, graphs), fused) if device == "cuda" else bench_cpu(steps)
+    figures = bench_cuda(steps, cast(GraphMode, graphs), fused, caching) if device == "cuda" else bench_cpu(steps)
     write_result(out, f"step_{device}", figures)
     typer.echo(out.read_text())
 

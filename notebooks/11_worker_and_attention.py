@@ -201,18 +201,19 @@ else:
     display(runs(figures))
     if len(ratios(figures)):
         display(ratios(figures))
-if over := newest_result("h200-over-v1"):
-    print(
-        f"MRV2 over V1 inside the lab, {over['machine']['gpu']}, {over['date'][:10]}, commit {over['machine']['commit']}"
-    )
-    over_v1_picture(over["figures"]).show(config=STATIC)
-    print(losses(over["figures"]))
+for topic, graphs in (("h200-over-v1", "graphs cut at attention"), ("h200-full-over-v1", "one graph for any lengths")):
+    if over := newest_result(topic):
+        machine = over["machine"]
+        print(f"MRV2 over V1, {graphs}, {machine['gpu']}, {over['date'][:10]}, commit {machine['commit']}")
+        over_v1_picture(over["figures"]).show(config=STATIC)
+        print(losses(over["figures"]))
 
 # %% [markdown]
 # How to read it: a difference inside the spread of the rounds is none; *resolved* says whether 1 lies outside of all
 # rounds' ratios. In one process the host's work of scheduler and runner is serial; asynchronous scheduling overlaps it
 # with the device only. Where one request decodes alone, the time goes into reading the weights, and a runner can gain
-# nothing but launches.
+# nothing but launches. *Graphs* are `full_and_piecewise` and `full`: where requests come and go, pieces leave the host
+# 28 launches of attention a step, and both runners wait for their own host.
 #
 # ## Exercises
 #

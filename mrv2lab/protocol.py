@@ -7,9 +7,10 @@ max_num_batched_tokens, L = max_model_len, V = vocabulary, K = draft tokens a st
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -190,28 +191,33 @@ class Logprobs:
     ranks: np.ndarray[Any, np.dtype[np.int32]]
 
 
-class OneTokenEach(Sequence[list[int]]):
-    """Lists of one token, made only for who looks: ``tokens`` int64[r] has them as they are, which most steps are
-    content with. To others it is the list of lists that it stands for."""
+Item = TypeVar("Item")
+
+
+class MadeForReaders(Sequence[Item], Generic[Item]):
+    """A list of one item for each of ``tokens`` int64[r], made only for who looks: most steps are content with the
+    tokens. To others it is the list that it stands for."""
 
     __slots__ = ("tokens",)
 
     def __init__(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self.tokens = tokens
 
+    @abstractmethod
+    def make(self, part: slice) -> list[Item]:
+        """The items of ``part``."""
+
     def __len__(self) -> int:
         return len(self.tokens)
 
     @overload
-    def __getitem__(self, index: int) -> list[int]: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> list[list[int]]: ...
-    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
-        if isinstance(index, slice):
-            return [[token] for token in self.tokens[index].tolist()]
-        return [int(self.tokens[index])]
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        return self.make(index) if isinstance(index, slice) else self.make(slice(index, index + 1 or None))[0]
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Item]:
         return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
@@ -221,6 +227,16 @@ class OneTokenEach(Sequence[list[int]]):
 
     def __repr__(self) -> str:
         return repr(self[:])
+
+
+class OneTokenEach(MadeForReaders[list[int]]):
+    """A list of one token for each request."""
+
+    __slots__ = ()
+
+    def make(self, part: slice) -> list[list[int]]:
+        """See :meth:`MadeForReaders.make`."""
+        return [[token] for token in self.tokens[part].tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ No counterpart in vLLM, whose scheduler asks everyone in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mrv2lab.engine.account import LOCK, Account, Tokens
 from mrv2lab.engine.kv_manager import KVCacheManager
 from mrv2lab.engine.records import RequestUpdate
 from mrv2lab.engine.request import Request
-from mrv2lab.protocol import BlockIds, ContinuedData, OneTokenEach
+from mrv2lab.protocol import BlockIds, ContinuedData, MadeForReaders, OneTokenEach
 
 _make_update: Callable[[tuple[str, list[int], None]], RequestUpdate] = partial(tuple.__new__, RequestUpdate)
 """Half the time of the named tuple's own."""
@@ -35,39 +35,19 @@ WATCHED = 8
 """Steps in a row with many readers behind which an account is closed: block work reads many now and then."""
 
 
-class SteadyUpdates(Sequence[RequestUpdate]):
-    """The updates of a step that gave each request one token and ended none: made one by one only for who looks."""
+class SteadyUpdates(MadeForReaders[RequestUpdate]):
+    """The updates of a step that gave each request one token and ended none."""
 
-    __slots__ = ("req_ids", "tokens")
+    __slots__ = ("req_ids",)
 
     def __init__(self, req_ids: list[str], tokens: Tokens) -> None:
+        super().__init__(tokens)
         self.req_ids = req_ids
-        # [r] int64
-        self.tokens = tokens
 
-    def __len__(self) -> int:
-        return len(self.req_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> RequestUpdate: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[RequestUpdate]: ...
-    def __getitem__(self, index: int | slice) -> RequestUpdate | list[RequestUpdate]:
-        if isinstance(index, slice):
-            each = ([token] for token in self.tokens[index].tolist())
-            return list(map(_make_update, zip(self.req_ids[index], each, repeat(None))))
-        return RequestUpdate(self.req_ids[index], [int(self.tokens[index])], None)
-
-    def __iter__(self) -> Iterator[RequestUpdate]:
-        return iter(self[:])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self[:] == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self[:])
+    def make(self, part: slice) -> list[RequestUpdate]:
+        """See :meth:`MadeForReaders.make`."""
+        each = ([token] for token in self.tokens[part].tolist())
+        return list(map(_make_update, zip(self.req_ids[part], each, repeat(None))))
 
 
 class RequestAccount(Account[Request]):

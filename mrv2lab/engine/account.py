@@ -69,7 +69,9 @@ Member = TypeVar("Member", bound=Accounted)
 class Account(ABC, Generic[Member]):
     """What the members of a batch are owed: a token a step each, and whatever a subclass counts besides."""
 
-    __slots__ = ("_caught_up", "_num_turns", "_ring", "_turn", "is_open", "members", "num_columns")
+    __slots__ = ("_caught_up", "_num_turns", "_num_watched", "_ring", "_turn", "is_open", "members", "num_columns")
+    closed_behind: ClassVar[int] = 1
+    """Steps in a row, in which somebody reads many of the members, behind which it is closed for good."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
@@ -80,23 +82,30 @@ class Account(ABC, Generic[Member]):
         """Who is up to date at the moment."""
         self._turn = self._num_turns = 0
         """Whose turn it is to catch up, so that nobody is owed more and more, and how many have one in a step."""
+        self._num_watched = 0
+        """Such steps up to now."""
         # [2 * LONGEST, members] int64: tokens of the latest steps
         self._ring = np.empty((0, len(members)), np.int64)
 
-    @property
-    def num_read(self) -> int:
-        """Members, about, that are up to date because somebody has looked, not because it was their turn."""
-        return len(self._caught_up) - self._num_turns
-
     def open(self, num_steps: int) -> None:
-        """Begin, if the batch is large enough and has lasted for ``num_steps`` already."""
-        if num_steps < PATIENCE or len(self.members) < LEAST:
+        """Begin, if the batch is large enough and has lasted for ``num_steps`` already, and nobody watches it."""
+        if num_steps < PATIENCE or len(self.members) < LEAST or self._num_watched >= self.closed_behind:
             return
         self._num_turns = -(-len(self.members) // LONGEST)
         self._ring = np.empty((2 * LONGEST, len(self.members)), np.int64)
         self.is_open = True
         with LOCK:
             self.take_away(range(len(self.members)))
+
+    def is_open_for_step(self) -> bool:
+        """Whether it is open, asked once a step. Where somebody (grammars, a recorder, a page) reads many of the
+        members step by step it costs eight times as much as plain attributes, and is closed."""
+        if self.is_open:
+            num_read = len(self._caught_up) - self._num_turns  # about: not because it was their turn
+            self._num_watched = self._num_watched + 1 if 4 * num_read > len(self.members) else 0
+            if self._num_watched >= self.closed_behind:
+                self.close()
+        return self.is_open
 
     def begin_change(self) -> None:
         """To be called before the account changes, under ``LOCK`` until it has: whoever has caught up would be wrong

@@ -31,8 +31,6 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 FEW_STOPS = 4
 """Stop ids that cost less when each is compared with all tokens: 1 us each for 256 requests."""
-WATCHED = 8
-"""Steps in a row with many readers behind which an account is closed: block work reads many now and then."""
 
 
 class SteadyUpdates(MadeForReaders[RequestUpdate]):
@@ -53,29 +51,14 @@ class SteadyUpdates(MadeForReaders[RequestUpdate]):
 class RequestAccount(Account[Request]):
     """The counters of requests; ``is_behind``: a schedule promises a token each, which a step then gives."""
 
-    __slots__ = ("_is_behind", "_num_counted", "_num_watched")
+    __slots__ = ("_is_behind", "_num_counted")
+    closed_behind = 8  # block work reads many now and then
 
     def __init__(self, requests: list[Request], is_behind: bool) -> None:
         super().__init__(requests)
         self._is_behind = is_behind
         self._num_counted = 0
         """Schedules in the account."""
-        self._num_watched = 0
-        """Steps in a row in which somebody has read many of the requests."""
-
-    def open(self, num_steps: int) -> None:
-        """See :meth:`Account.open`. Not again where it was closed because somebody reads the requests step by step."""
-        if self._num_watched < WATCHED:
-            super().open(num_steps)
-
-    def is_open_for_step(self) -> bool:
-        """Whether the account is open, asked once a step. It is closed where somebody (grammars, a recorder) reads many
-        of the requests step by step, which costs eight times as much as plain counters."""
-        if self.is_open:
-            self._num_watched = self._num_watched + 1 if 4 * self.num_read > len(self.members) else 0
-            if self._num_watched >= WATCHED:
-                self.close()
-        return self.is_open
 
     def count(self) -> None:
         """A token of each is computed (optimistically) and in flight."""

@@ -11,25 +11,20 @@ from mrv2lab.engine.outputs import RequestOutput
 class SteadyOutputs(Account[RequestOutput]):
     """The outputs of one list of requests, each of which gets one token a step and nothing else.
 
-    ``outputs`` and the steps in front of which they were submitted, ``starts``, in the order of the requests. Where
-    somebody reads many of them in every step, the account is closed for good.
+    ``outputs`` and the steps in front of which they were submitted, ``starts``, in the order of the requests.
     """
 
-    __slots__ = ("_num_steps", "_starts", "_step", "_watched")
+    __slots__ = ("_num_steps", "_starts", "_step")
 
     def __init__(self, outputs: list[RequestOutput], starts: list[int]) -> None:
         super().__init__(outputs)
         self._starts = starts
         self._num_steps = self._step = 0
-        self._watched = False
 
     def step(self, tokens: Tokens, step: int) -> list[RequestOutput]:
         """A token for each, int64[outputs], in order."""
         outputs = self.members
-        if self.is_open and 4 * self.num_read > len(outputs):
-            self._watched = True
-            self.close()
-        if self.is_open:
+        if self.is_open_for_step():
             with LOCK:
                 self.begin_change()
                 self._step = step
@@ -40,8 +35,7 @@ class SteadyOutputs(Account[RequestOutput]):
             output.token_ids.append(token)
             output.steps = step - start
         self._num_steps += 1
-        if not self._watched:
-            self.open(self._num_steps)
+        self.open(self._num_steps)
         return outputs.copy()
 
     def take_away(self, indices: Iterable[int]) -> None:

@@ -186,6 +186,6 @@ def test_requests_that_somebody_reads_in_every_step_have_no_account(read: int, e
         for request in requests[:read] if step % every == 0 else ():
             assert request.num_tokens == step + 2
     assert batch.is_open == lasts
-    assert lasts or step == steady.WATCHED
+    assert lasts or step == steady.RequestAccount.closed_behind
     batch.open(99)
     assert batch.is_open == lasts
